@@ -1,0 +1,154 @@
+package kafkatx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// defaultBatchBytes is what a producer sends in one batch where the topic's own
+// limit can't be read: a little below Kafka's default of 1,048,588 bytes.
+const defaultBatchBytes = 1_000_012
+
+// openConsumer joins the group. There is exactly one session of a member at a
+// time, so its clients are named after it.
+func openConsumer(c Config) (*kgo.Client, error) {
+	return kgo.NewClient(slices.Concat(c.Client, []kgo.Opt{
+		kgo.ClientID("kafkatx-" + c.Instance),
+		kgo.ConsumerGroup(c.Group),
+		kgo.InstanceID(c.Instance),
+		kgo.ConsumeTopics(c.Input),
+		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		kgo.DisableAutoCommit(),
+		kgo.SessionTimeout(c.SessionTimeout),
+		kgo.HeartbeatInterval(c.SessionTimeout / 10),
+		kgo.RebalanceTimeout(max(c.SessionTimeout, c.TransactionTimeout)),
+		// A rebalance waits until the open transaction has ended, and then takes
+		// every partition away before the member joins again (an eager balancer):
+		// so no transaction begins while the group's generation is changing, which
+		// would cost it its offsets.
+		kgo.BlockRebalanceOnPoll(),
+		kgo.Balancers(kgo.StickyBalancer()),
+	})...)
+}
+
+// openProducer returns the member's producer and, where transactions are promised,
+// initialises its TransactionalID: from here on an earlier incarnation is fenced,
+// and what it left open is aborted.
+func openProducer(ctx context.Context, c Config, maxBytes map[string]int32) (*kgo.Client, error) {
+	opts := slices.Concat(c.Client, []kgo.Opt{
+		kgo.ClientID("kafkatx-" + c.Instance),
+		kgo.ProducerBatchMaxBytesFn(func(topic string) int32 {
+			if limit, ok := maxBytes[topic]; ok {
+				return limit
+			}
+			return defaultBatchBytes
+		}),
+		kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)),
+	})
+	if c.Guarantee == AtLeastOnce {
+		return kgo.NewClient(append(opts, kgo.DisableIdempotentWrite())...)
+	}
+	id := TransactionalID(c.Group, c.Instance)
+	producer, err := kgo.NewClient(append(opts,
+		kgo.TransactionalID(id),
+		kgo.TransactionTimeout(c.TransactionTimeout),
+	)...)
+	if err != nil {
+		return nil, err
+	}
+	if _, _, err := producer.ProducerID(ctx); err != nil {
+		producer.Close()
+		return nil, fmt.Errorf("initialise transactional id %s: %w", id, err)
+	}
+	return producer, nil
+}
+
+// batchLimits reads how large a batch the output topics take. A batch above the
+// limit is refused as a whole, with records that did nothing wrong; below it, only
+// the one record that is too large by itself is refused, by the client.
+func batchLimits(ctx context.Context, admin *kadm.Client, topics ...string) map[string]int32 {
+	limits := make(map[string]int32)
+	configs, err := admin.DescribeTopicConfigs(ctx, topics...)
+	if err != nil {
+		return limits // not permitted to read them: the defaults serve
+	}
+	for _, topic := range configs {
+		for _, config := range topic.Configs {
+			if config.Key != "max.message.bytes" || config.Value == nil {
+				continue
+			}
+			// The client takes limits from 512 bytes to 1 GiB.
+			if n, err := strconv.ParseInt(*config.Value, 10, 32); err == nil {
+				limits[topic.Name] = int32(min(max(n, 512), 1<<30))
+			}
+		}
+	}
+	return limits
+}
+
+// topicIDs returns the ids by which requests of newer versions name topics
+// (KIP-516).
+func topicIDs(ctx context.Context, admin *kadm.Client, topics ...string) (map[string]kadm.TopicID, error) {
+	details, err := admin.ListTopics(ctx, topics...)
+	if err != nil {
+		return nil, fmt.Errorf("look up topics %v: %w", topics, err)
+	}
+	ids := make(map[string]kadm.TopicID)
+	for _, topic := range topics {
+		detail := details[topic]
+		if detail.Err != nil {
+			return nil, fmt.Errorf("look up topic %s: %w", topic, detail.Err)
+		}
+		ids[topic] = detail.ID
+	}
+	return ids, nil
+}
+
+// implicitOffsets says whether sending offsets also adds the group to the
+// transaction, which brokers do from transaction.version 2 on (KIP-890).
+func implicitOffsets(ctx context.Context, client *kgo.Client) (bool, error) {
+	req := kmsg.NewPtrApiVersionsRequest()
+	req.ClientSoftwareName, req.ClientSoftwareVersion = "kafkatx", "1"
+	resp, err := req.RequestWith(ctx, client)
+	if err == nil {
+		err = kerr.ErrorForCode(resp.ErrorCode)
+	}
+	if err != nil {
+		return false, fmt.Errorf("ask for the broker's features: %w", err)
+	}
+	for _, feature := range resp.FinalizedFeatures {
+		if feature.Name == "transaction.version" {
+			return feature.MaxVersionLevel >= 2, nil
+		}
+	}
+	return false, nil
+}
+
+// retriable repeats a request until its answer is not one of those that pass with
+// time: a coordinator that is moving or loading, markers of the transaction before
+// that are still being written.
+func retriable(ctx context.Context, request func() error) error {
+	wait := 5 * time.Millisecond
+	for {
+		err := request()
+		if err == nil || !kerr.IsRetriable(err) && !errors.Is(err, kerr.ConcurrentTransactions) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w, last answer: %w", ctx.Err(), err)
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, 200*time.Millisecond)
+	}
+}

@@ -1,0 +1,47 @@
+// Package kafkatx consumes from Kafka, transforms, and produces to Kafka so that
+// the input offsets and the output records of a batch become visible in one
+// atomic step: Kafka's "exactly-once semantics".
+//
+// # What is promised
+//
+// With [ExactlyOnce], a reader on the read_committed isolation level sees the
+// output of every input record exactly once, and the outputs of one input
+// partition in the order of its records, whatever dies and whenever: this
+// process, another member of the group, the connection, the broker.
+//
+// # How
+//
+// Each instance has a transactional producer and, apart from it, a consumer. A
+// transaction is: poll, call the handler, produce, wait until every record is
+// acknowledged, send the input offsets into the same transaction
+// (TxnOffsetCommit), end the transaction (EndTxn).
+//
+//   - A new incarnation first initialises its TransactionalID, which is always the
+//     same one for the same group and instance. The broker then aborts whatever
+//     the earlier incarnation left open and fences it off by a higher
+//     ProducerEpoch (KIP-98). Only then are offsets fetched.
+//   - Offsets are fetched "stable": the broker withholds them while a transaction
+//     that would move them is still open (KIP-447).
+//   - Offsets are sent with the group's generation and member id, so a member that
+//     lost its partitions and doesn't know yet is refused and aborts (KIP-447).
+//   - Partitions never leave in the middle of a transaction: a rebalance waits for
+//     its end.
+//
+// # Where it stops
+//
+//   - Only Kafka is covered. What a handler does elsewhere (a database, an HTTP
+//     API) is done again when its transaction is aborted.
+//   - A reader on read_uncommitted, the default level of most clients, sees aborted
+//     attempts too.
+//   - An event that its publisher sent twice is two records, and both are
+//     processed.
+//   - A transaction that outlives the transaction timeout is aborted by the broker;
+//     the records come again.
+//   - While a transaction is open, read_committed readers of the partitions it
+//     wrote wait behind it: the last stable offset stays below the high watermark.
+//     If an instance dies and is not started again, they wait until the
+//     transaction timeout.
+//
+// With [AtLeastOnce] the output is flushed and then the offsets are committed: a
+// crash in between does the work again, and every reader sees both.
+package kafkatx

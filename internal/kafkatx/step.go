@@ -1,0 +1,52 @@
+package kafkatx
+
+import (
+	"context"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// Step names a point that the engine passes, in the order of [Steps].
+type Step string
+
+const (
+	// Polled: input records have arrived; nothing was done with them yet.
+	Polled Step = "polled"
+	// Begun: a transaction has begun on the client. The broker learns of it with
+	// the first record. Not passed with [AtLeastOnce].
+	Begun Step = "begun"
+	// Handled: the handler has returned. What it did outside Kafka is done; its
+	// output was not sent yet.
+	Handled Step = "handled"
+	// Produced: the broker has acknowledged every output record.
+	Produced Step = "produced"
+	// OffsetsSent: the broker has accepted the input offsets into the open
+	// transaction. Not passed with [AtLeastOnce], nor by a transaction that
+	// produced nothing.
+	OffsetsSent Step = "offsets-sent"
+	// Committed: output and offsets are visible. With [AtLeastOnce]: the offsets
+	// are committed.
+	Committed Step = "committed"
+)
+
+// Steps returns the steps of a guarantee in the order in which they are passed.
+func Steps(g Guarantee) []Step {
+	if g == AtLeastOnce {
+		return []Step{Polled, Handled, Produced, Committed}
+	}
+	return []Step{Polled, Begun, Handled, Produced, OffsetsSent, Committed}
+}
+
+// Passage is one passing of a step.
+type Passage struct {
+	Step Step
+	// Records are the input records concerned: for Polled those just polled, for
+	// Handled those just handled, and from Produced on all of the transaction.
+	Records []*kgo.Record
+}
+
+// Hook is called at every passage, on the engine's own goroutine: it delays what
+// comes after. An error is taken as a failure of the infrastructure at that step:
+// the open transaction is aborted, the clients are built anew, and the engine goes
+// on from the committed offsets.
+type Hook func(context.Context, Passage) error

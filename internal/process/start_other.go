@@ -1,0 +1,8 @@
+//go:build !linux
+
+package process
+
+// start starts the child. There is no parent-death signal outside Linux: the
+// lifeline does it, and a stopped child is woken by the SIGHUP and SIGCONT that
+// POSIX sends to an orphaned process group with stopped members (setpgid(2)).
+func (c *Cmd) start() error { return c.Cmd.Start() }
