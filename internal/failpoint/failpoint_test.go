@@ -3,6 +3,7 @@ package failpoint_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -53,7 +55,10 @@ func startVictim(t *testing.T, spec string) (cmd *exec.Cmd, stdout *bufio.Scanne
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	cmd = exec.CommandContext(t.Context(), self)
+	// A victim that stands still at the wrong step must not hold the tests up.
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(cancel)
+	cmd = exec.CommandContext(ctx, self)
 	cmd.Env = append(os.Environ(), asVictim+"=yes", failpoint.Variable+"="+spec)
 	stderr = new(bytes.Buffer)
 	cmd.Stderr = stderr

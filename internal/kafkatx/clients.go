@@ -18,11 +18,9 @@ import (
 // limit can't be read: a little below Kafka's default of 1,048,588 bytes.
 const defaultBatchBytes = 1_000_012
 
-// openConsumer joins the group. There is exactly one session of a member at a
-// time, so its clients are named after it.
+// openConsumer joins the group.
 func openConsumer(c Config) (*kgo.Client, error) {
 	return kgo.NewClient(slices.Concat(c.Client, []kgo.Opt{
-		kgo.ClientID("kafkatx-" + c.Instance),
 		kgo.ConsumerGroup(c.Group),
 		kgo.InstanceID(c.Instance),
 		kgo.ConsumeTopics(c.Input),
@@ -46,7 +44,6 @@ func openConsumer(c Config) (*kgo.Client, error) {
 // and what it left open is aborted.
 func openProducer(ctx context.Context, c Config, maxBytes map[string]int32) (*kgo.Client, error) {
 	opts := slices.Concat(c.Client, []kgo.Opt{
-		kgo.ClientID("kafkatx-" + c.Instance),
 		kgo.ProducerBatchMaxBytesFn(func(topic string) int32 {
 			if limit, ok := maxBytes[topic]; ok {
 				return limit

@@ -53,11 +53,16 @@ func Register(name string, main func(args []string) int) {
 // has something to remove or to stop before it ends. Its context ends when the
 // parent is gone, when the parent calls [Cmd.CutLifeline], and at SIGTERM or
 // SIGINT; main must then clean up and return, because nothing else will end it.
+// Writing to a standard output that nobody reads any more fails without killing
+// the process, as SIGPIPE would.
 //
 // RegisterService panics if the name is taken. Call it before [Init].
 func RegisterService(name string, main func(ctx context.Context, args []string) int) {
 	reexec.Register(name, func() {
 		ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+		// The parent may have held the other end of our standard output: a write
+		// must then fail, and not kill the process in the middle of cleaning up.
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 		go func() {
 			awaitEOF()
 			cancel()

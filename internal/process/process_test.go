@@ -50,9 +50,12 @@ func parent(args []string) int {
 			fmt.Println(err)
 			return 1
 		}
-	}
-	if err := stopped.Process.Signal(syscall.SIGSTOP); err != nil {
-		return 1
+		if child == stopped {
+			if err := child.Process.Signal(syscall.SIGSTOP); err != nil {
+				fmt.Println(err)
+				return 1
+			}
+		}
 	}
 	select {}
 }

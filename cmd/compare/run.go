@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/delivered-twice/delivered-twice/internal/cli"
+	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/report"
+	"github.com/delivered-twice/delivered-twice/internal/sandbox"
+	"github.com/delivered-twice/delivered-twice/internal/trial"
+)
+
+// cleanUpTime bounds what is done after a run, also after Ctrl-C.
+const cleanUpTime = 30 * time.Second
+
+type runOptions struct {
+	events, rate, instances, kills int
+	seed                           uint64
+	publisherDuplicates            float64
+	kafka                          string
+	brokers                        []string
+	databaseURL                    string
+	out                            string
+	json, keep                     bool
+}
+
+func runCommand() *cobra.Command {
+	var o runOptions
+	cmd := &cobra.Command{
+		Use:   "run [flags]",
+		Short: "Run both pipelines side by side and print the grid (the default)",
+		Long: `run sends OrderPaid events to one topic and lets both pipelines consume them at the
+same time. It kills instances of both with SIGKILL at named steps and starts them
+again, waits until all is consumed, and counts what is really in Kafka and Postgres.`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.events, "events", 20_000, "distinct events")
+	f.IntVar(&o.rate, "rate", 2_000, "events sent a second; 0: as many as the broker takes")
+	f.IntVar(&o.instances, "instances", 2, "processes of each pipeline")
+	f.IntVar(&o.kills, "kills", 20, "SIGKILLs, shared by the pipelines")
+	f.Uint64Var(&o.seed, "seed", 1, "decides events and kills; the same seed gives the same ones")
+	f.Float64Var(&o.publisherDuplicates, "publisher-duplicates", 0, "share of events, 0 to 1, that the publisher sends twice")
+	f.StringVar(&o.kafka, "kafka", sandbox.Embedded, "which Kafka to start: embedded, or apache (needs Java 17 and Maven)")
+	f.StringSliceVar(&o.brokers, "brokers", split(os.Getenv("KAFKA_BROKERS")), "your Kafka, host:port with commas between (default $KAFKA_BROKERS; none: start one)")
+	f.StringVar(&o.databaseURL, "database-url", "", "your Postgres (default $DATABASE_URL; none: start one)")
+	f.StringVar(&o.out, "out", "", "folder to keep results.json and logs in (default runs/<time>)")
+	f.BoolVar(&o.json, "json", false, "print results.json to stdout, and nothing else")
+	f.BoolVar(&o.keep, "keep", false, "keep topics, groups and schemas on your own services")
+	return cmd
+}
+
+func split(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+func (o *runOptions) validate() error {
+	switch {
+	case o.events < 1:
+		return fmt.Errorf("--events is %d, must be at least 1", o.events)
+	case o.rate < 0:
+		return fmt.Errorf("--rate is %d, must not be negative", o.rate)
+	case o.instances < 1 || o.instances > trial.MaxInstances:
+		return fmt.Errorf("--instances is %d, must be from 1 to %d", o.instances, trial.MaxInstances)
+	case o.kills < 0:
+		return fmt.Errorf("--kills is %d, must not be negative", o.kills)
+	case o.publisherDuplicates < 0 || o.publisherDuplicates > 1:
+		return fmt.Errorf("--publisher-duplicates is %v, must be from 0 to 1", o.publisherDuplicates)
+	case o.kafka != sandbox.Embedded && o.kafka != sandbox.Apache:
+		return fmt.Errorf("--kafka is %q, must be %s or %s", o.kafka, sandbox.Embedded, sandbox.Apache)
+	}
+	return nil
+}
+
+func (o *runOptions) run(ctx context.Context) (err error) {
+	if err := o.validate(); err != nil {
+		return cli.Usage(err)
+	}
+	if o.databaseURL == "" {
+		o.databaseURL = os.Getenv("DATABASE_URL")
+	}
+	started := time.Now()
+	if o.out == "" {
+		o.out = filepath.Join("runs", started.Format("2006-01-02T15-04-05"))
+	}
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return err
+	}
+	bars := newBars()
+	defer bars.close()
+
+	bars.Phase("starting Kafka and Postgres")
+	services, err := sandbox.Start(ctx, sandbox.Options{
+		Kafka: o.kafka, Brokers: o.brokers, DatabaseURL: o.databaseURL, Dir: filepath.Join(o.out, "logs"),
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, services.Close()) }()
+
+	results, remove, err := trial.Run(ctx, trial.Options{
+		Services:            services,
+		Lanes:               lane.Headline(),
+		Events:              o.events,
+		Rate:                o.rate,
+		PublisherDuplicates: o.publisherDuplicates,
+		Instances:           o.instances,
+		Kills:               o.kills,
+		Seed:                o.seed,
+		Dir:                 o.out,
+		Name:                "delivered_twice_" + started.UTC().Format("20060102_150405"),
+		Progress:            bars,
+	})
+	if !o.keep {
+		defer func() {
+			cleanUp, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTime)
+			defer cancel()
+			err = errors.Join(err, remove(cleanUp))
+		}()
+	}
+	if err != nil {
+		return err
+	}
+	if err := report.Write(o.out, results); err != nil {
+		return err
+	}
+	bars.close()
+	if o.json {
+		err = report.JSON(os.Stdout, results)
+	} else {
+		err = report.Table(os.Stdout, results)
+		fmt.Printf("\nkept in %s\n", o.out)
+	}
+	if err == nil {
+		err = broken(results)
+	}
+	return err
+}

@@ -1,0 +1,74 @@
+// Package cli holds the command lines of the pipelines, apart from their main
+// packages, so that another program can be them too.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes of every program of this project.
+const (
+	// ExitOK: done, and every claim held.
+	ExitOK = 0
+	// ExitBroken: a claim did not hold.
+	ExitBroken = 1
+	// ExitUnusable: the command line or the environment is wrong, or something
+	// failed that no claim is about.
+	ExitUnusable = 2
+)
+
+// ErrBroken is wrapped by the error of a command that ran and found a claim broken.
+var ErrBroken = errors.New("a claim did not hold")
+
+// usageError is an error in what was typed.
+type usageError struct{ error }
+
+// Usage marks err as an error in the command line: the usage line is printed with
+// it.
+func Usage(err error) error { return usageError{err} }
+
+// Run executes a command with its arguments, as main does: its context ends at
+// SIGINT and SIGTERM, and the result is the exit code. Errors are one line on
+// stderr.
+func Run(cmd *cobra.Command, args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
+	cmd.SetArgs(args)
+	at, err := cmd.ExecuteContextC(ctx)
+	return exitCode(os.Stderr, at, err)
+}
+
+func exitCode(stderr io.Writer, cmd *cobra.Command, err error) int {
+	var usage usageError
+	switch {
+	case err == nil:
+		return ExitOK
+	case errors.Is(err, ErrBroken):
+		fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+		return ExitBroken
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "%s: %v\nusage: %s (--help lists the flags)\n", cmd.CommandPath(), err, cmd.UseLine())
+		return ExitUnusable
+	default:
+		fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+		return ExitUnusable
+	}
+}
+
+// NoArgs refuses arguments that are not flags.
+func NoArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return Usage(fmt.Errorf("unexpected argument %q", args[0]))
+	}
+	return nil
+}

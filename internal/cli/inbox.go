@@ -1,0 +1,119 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/delivered-twice/delivered-twice/internal/order"
+	"github.com/delivered-twice/delivered-twice/internal/pginbox"
+	"github.com/delivered-twice/delivered-twice/internal/warehouse"
+)
+
+// InboxPipelineName is the program's name, and the role under which another
+// program can be it.
+const InboxPipelineName = "inbox-pipeline"
+
+const (
+	guardInbox = "inbox"
+
+	publishNothing = "none"
+	publishDirect  = "direct"
+
+	handlerWarehouse = "warehouse"
+	handlerLoyalty   = "loyalty"
+)
+
+// purgeEvery is how often rows that are old enough are looked for.
+const purgeEvery = time.Minute
+
+type inboxPipeline struct {
+	member
+	guard             string
+	publish           string
+	handlers          []string
+	eventKey          string
+	batchSize         int
+	purgeAfter        time.Duration
+	redeliveryHorizon time.Duration
+}
+
+// InboxPipeline runs the Kafka-in, Postgres pipeline and returns its exit code.
+func InboxPipeline(args []string) int {
+	var p inboxPipeline
+	cmd := &cobra.Command{
+		Use:   InboxPipelineName + " [flags]",
+		Short: "Consume OrderPaid events and do their work in Postgres, dedupe row and work in one transaction",
+		Long: `inbox-pipeline consumes OrderPaid events and creates pick tasks (handler warehouse)
+and awards points (handler loyalty) in Postgres.
+
+With --guard=inbox the event's id goes first into an inbox table, in the same
+transaction as the work: an event that comes again finds its row, and is done.
+With --publish=direct the warehouse handler also produces a pick request to Kafka
+from inside that transaction, which does not cover it.
+
+Several instances share the partitions; each needs an --instance of its own.
+SIGTERM finishes the batch in hand and ends it.`,
+		Args: NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return p.run(cmd.Context()) },
+	}
+	p.flags(cmd, InboxPipelineName, "orders.picked")
+	f := cmd.Flags()
+	f.StringVar(&p.guard, "guard", guardInbox, "what keeps an event from being done twice: inbox")
+	f.StringVar(&p.publish, "publish", publishNothing, "what the warehouse handler produces to Kafka: none or direct")
+	f.StringSliceVar(&p.handlers, "handlers", []string{handlerWarehouse, handlerLoyalty}, "handlers to run, each with its own inbox rows")
+	f.StringVar(&p.eventKey, "event-key", string(pginbox.TextKeys), fmt.Sprintf("how ids are kept: %q as received, or %q for 16 bytes of their SHA-256", pginbox.TextKeys, pginbox.HashKeys))
+	f.IntVar(&p.batchSize, "batch-size", 1_000, "events in one Postgres transaction, at most")
+	f.DurationVar(&p.purgeAfter, "purge-after", 7*24*time.Hour, "age at which inbox rows are removed")
+	f.DurationVar(&p.redeliveryHorizon, "redelivery-horizon", 72*time.Hour, "how long after its first delivery an event may still come again; --purge-after must not be shorter")
+	return Run(cmd, args)
+}
+
+func (p *inboxPipeline) run(ctx context.Context) error {
+	if err := p.complete(); err != nil {
+		return err
+	}
+	switch {
+	case p.guard != guardInbox:
+		return Usage(fmt.Errorf("--guard is %q, must be %s", p.guard, guardInbox))
+	case p.publish != publishNothing && p.publish != publishDirect:
+		return Usage(fmt.Errorf("--publish is %q, must be %s or %s", p.publish, publishNothing, publishDirect))
+	case p.batchSize < 1:
+		return Usage(fmt.Errorf("--batch-size is %d, must be at least 1", p.batchSize))
+	}
+	planned, err := plannedFailpoint(pginbox.Steps())
+	if err != nil {
+		return err
+	}
+	purge := pginbox.PurgePolicy{Window: p.purgeAfter, RedeliveryHorizon: p.redeliveryHorizon}
+	if err := purge.Validate(); err != nil {
+		return Usage(err)
+	}
+
+	var topics []string
+	if p.publish == publishDirect {
+		topics = append(topics, p.output)
+	}
+	if err := p.checkKafka(ctx, topics...); err != nil {
+		return err
+	}
+	pool, err := p.openWarehouse(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := pginbox.Migrate(ctx, p.databaseURL); err != nil {
+		return err
+	}
+	_ = planned
+	return nil
+}

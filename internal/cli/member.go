@@ -1,0 +1,182 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/delivered-twice/delivered-twice/internal/endpoint"
+	"github.com/delivered-twice/delivered-twice/internal/failpoint"
+)
+
+// defaultPartitions is how many partitions a pipeline gives a topic that it has
+// to create.
+const defaultPartitions = 4
+
+// member are the flags that both pipelines have: who they are and where they
+// stand.
+type member struct {
+	program        string // which pipeline this is: its client id in Kafka
+	brokers        []string
+	databaseURL    string
+	input, output  string
+	group          string
+	instance       string
+	attempt        string
+	maxAttempts    int
+	sessionTimeout time.Duration
+}
+
+func (m *member) flags(cmd *cobra.Command, program, output string) {
+	m.program = program
+	f := cmd.Flags()
+	f.StringSliceVar(&m.brokers, "brokers", split(os.Getenv("KAFKA_BROKERS")), "Kafka's seed brokers, host:port with commas between (default $KAFKA_BROKERS)")
+	f.StringVar(&m.databaseURL, "database-url", "", "Postgres (default $DATABASE_URL)")
+	f.StringVar(&m.input, "input", "orders.paid", "topic of OrderPaid events")
+	f.StringVar(&m.output, "output", output, "topic of pick requests")
+	f.StringVar(&m.group, "group", program, "consumer group")
+	f.StringVar(&m.instance, "instance", "0", "name of this member, its own among the group's and the same after a restart")
+	f.StringVar(&m.attempt, "attempt", "", "name of this incarnation, kept with every effect (default: instance, pid and start time)")
+	f.IntVar(&m.maxAttempts, "max-attempts", 3, "failures after which an event becomes a dead letter")
+	f.DurationVar(&m.sessionTimeout, "session-timeout", 10*time.Second, "silence after which the group gives a member's partitions away")
+}
+
+func split(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// complete fills in what depends on the environment, and checks.
+func (m *member) complete() error {
+	if len(m.brokers) == 0 {
+		return Usage(errors.New("no Kafka brokers: set --brokers or KAFKA_BROKERS"))
+	}
+	if m.databaseURL == "" {
+		// Not the flag's default, or --help would print a password.
+		m.databaseURL = os.Getenv("DATABASE_URL")
+	}
+	if m.attempt == "" {
+		m.attempt = fmt.Sprintf("%s.%d.%d", m.instance, os.Getpid(), time.Now().UnixMilli())
+	}
+	if m.instance == "" {
+		return Usage(errors.New("--instance is empty"))
+	}
+	if m.maxAttempts < 1 {
+		return Usage(fmt.Errorf("--max-attempts is %d, must be at least 1", m.maxAttempts))
+	}
+	if m.sessionTimeout <= 0 {
+		return Usage(fmt.Errorf("--session-timeout is %v, must be positive", m.sessionTimeout))
+	}
+	return nil
+}
+
+func (m *member) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, nil)).With("attempt", m.attempt)
+}
+
+func (m *member) client() []kgo.Opt {
+	return []kgo.Opt{kgo.SeedBrokers(m.brokers...), kgo.ClientID(m.program)}
+}
+
+// plannedFailpoint reads the planned mishap, if any, for a pipeline with those steps.
+func plannedFailpoint[S ~string](steps []S) (*failpoint.Failpoint, error) {
+	names := make([]string, len(steps))
+	for i, s := range steps {
+		names[i] = string(s)
+	}
+	f, err := failpoint.FromEnv(names)
+	if err != nil {
+		return nil, Usage(err)
+	}
+	return f, nil
+}
+
+// checkKafka refuses to start where the pipeline would hang or do harm.
+func (m *member) checkKafka(ctx context.Context, topics ...string) error {
+	if err := endpoint.CheckKafka(ctx, m.brokers); err != nil {
+		return err
+	}
+	client, err := kgo.NewClient(m.client()...)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	admin := kadm.NewClient(client)
+	partitions, err := ensureTopics(ctx, admin, append([]string{m.input}, topics...))
+	if err != nil {
+		return err
+	}
+	return m.checkGroup(ctx, admin, partitions[m.input])
+}
+
+// ensureTopics creates the missing topics and returns how many partitions each has.
+func ensureTopics(ctx context.Context, admin *kadm.Client, topics []string) (map[string]int, error) {
+	details, err := admin.ListTopics(ctx, topics...)
+	if err != nil {
+		return nil, fmt.Errorf("look up topics %v: %w", topics, err)
+	}
+	partitions := make(map[string]int)
+	for _, topic := range topics {
+		detail := details[topic]
+		switch {
+		case detail.Err == nil:
+			partitions[topic] = len(detail.Partitions)
+			continue
+		case !errors.Is(detail.Err, kerr.UnknownTopicOrPartition):
+			return nil, fmt.Errorf("look up topic %s: %w", topic, detail.Err)
+		}
+		created, err := admin.CreateTopic(ctx, defaultPartitions, -1, nil, topic)
+		if err == nil {
+			err = created.Err
+		}
+		if err != nil && !errors.Is(err, kerr.TopicAlreadyExists) {
+			return nil, fmt.Errorf("topic %s is missing and cannot be created, create it or name another: %w", topic, err)
+		}
+		partitions[topic] = defaultPartitions
+	}
+	return partitions, nil
+}
+
+// checkGroup refuses a group whose members would share the input with this one
+// without doing the same with it, and one that has no partition left.
+func (m *member) checkGroup(ctx context.Context, admin *kadm.Client, partitions int) error {
+	listed, err := admin.ListGroups(ctx)
+	if err != nil {
+		return fmt.Errorf("list groups: %w", err)
+	}
+	if kind := listed[m.group].GroupType; kind != "" && kind != "classic" {
+		return fmt.Errorf("group %s is in use as a %s group: choose another --group", m.group, kind)
+	}
+	groups, err := admin.DescribeGroups(ctx, m.group)
+	if err == nil {
+		err = groups[m.group].Err
+	}
+	if errors.Is(err, kerr.GroupIDNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look up group %s: %w", m.group, err)
+	}
+	others := 0
+	for _, other := range groups[m.group].Members {
+		if other.InstanceID != nil && *other.InstanceID == m.instance {
+			continue // an earlier incarnation, or a live one that this one fences off
+		}
+		if other.ClientID != m.program {
+			return fmt.Errorf("group %s is in use by another program (client id %q at %s): choose another --group", m.group, other.ClientID, other.ClientHost)
+		}
+		others++
+	}
+	if others >= partitions {
+		return fmt.Errorf("topic %s has %d partitions, too few: group %s has %d other members already, and instance %s would get none", m.input, partitions, m.group, others, m.instance)
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+package lane
+
+// Names of lanes that are spoken of outside the catalogue.
+const (
+	EOSPostgres        = "eos + postgres"
+	InboxDirectProduce = "inbox + direct produce"
+)
+
+var catalogue = []Lane{
+	{
+		Name:    EOSPostgres,
+		Program: "eos-pipeline",
+		Args:    []string{"--guarantee=exactly-once", "--touch=postgres"},
+		Scopes:  []Scope{Kafka, KafkaUncommitted, Postgres},
+		Claims: map[Fault]map[Scope]Claim{
+			NoFault: {
+				Kafka: {Says: ClaimsOnce,
+					Why: "every Kafka transaction commits its output records together with the input offsets, at the first attempt."},
+				KafkaUncommitted: {Says: ClaimsOnce,
+					Why: "nothing is aborted, so there is nothing that a reader on the default isolation level could see too much."},
+				Postgres: {Says: ClaimsOnce,
+					Why: "no attempt has to be repeated, so the rows that Kafka knows nothing of are written once by luck."},
+			},
+			Kill9: {
+				Kafka: {Says: ClaimsOnce,
+					Why: "output records and input offsets commit in one Kafka transaction: what a killed attempt produced is aborted and its offsets stay where they were."},
+				KafkaUncommitted: {Says: ShowsAborted, MustShow: true,
+					Why: "records are in the topic before their transaction ends, so the default isolation level shows a killed attempt beside the one that replaced it."},
+				Postgres: {Says: MayDuplicate, MustShow: true,
+					Why: "aborting a Kafka transaction does not undo rows that Postgres has already committed, and the next attempt gets the same events and writes them again."},
+			},
+		},
+	},
+	{
+		Name:    InboxDirectProduce,
+		Program: "inbox-pipeline",
+		Args:    []string{"--guard=inbox", "--publish=direct"},
+		Scopes:  []Scope{Kafka, KafkaUncommitted, Postgres},
+		Claims: map[Fault]map[Scope]Claim{
+			NoFault: {
+				Kafka: {Says: ClaimsOnce,
+					Why: "no attempt has to be repeated, so the records that Postgres knows nothing of are sent once by luck."},
+				KafkaUncommitted: {Says: ClaimsOnce,
+					Why: "the records are sent outside any Kafka transaction and look the same on either isolation level."},
+				Postgres: {Says: ClaimsOnce,
+					Why: "every Postgres transaction commits the dedupe row together with the work, at the first attempt."},
+			},
+			Kill9: {
+				Kafka: {Says: MayDuplicate, MustShow: true,
+					Why: "the record is sent before Postgres commits: a kill in between rolls the dedupe row back but cannot call the record back, and the next attempt sends it again."},
+				KafkaUncommitted: {Says: MayDuplicate, MustShow: true,
+					Why: "sent outside any Kafka transaction, both copies are visible on either isolation level."},
+				Postgres: {Says: ClaimsOnce,
+					Why: "the dedupe row and the work commit in one Postgres transaction: a redelivered event either finds its row and is skipped, or finds neither and is done."},
+			},
+		},
+	},
+}

@@ -1,0 +1,131 @@
+package lane_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/delivered-twice/delivered-twice/internal/lane"
+)
+
+func TestHeld(t *testing.T) {
+	var (
+		once         = lane.Claim{Says: lane.ClaimsOnce}
+		mayLose      = lane.Claim{Says: lane.MayLose}
+		mayDuplicate = lane.Claim{Says: lane.MayDuplicate}
+		mustDup      = lane.Claim{Says: lane.MayDuplicate, MustShow: true}
+		mustAbort    = lane.Claim{Says: lane.ShowsAborted, MustShow: true}
+		nothing      = lane.Claim{}
+	)
+	all := lane.Counts{Expected: 10, Once: 10}
+	lost := lane.Counts{Expected: 10, Once: 9, Lost: 1}
+	duplicated := lane.Counts{Expected: 10, Once: 9, Duplicated: 1}
+	aborted := lane.Counts{Expected: 10, Once: 9, AbortedVisible: 1}
+	reordered := lane.Counts{Expected: 10, Once: 9, Reordered: 1}
+	lostToo := lane.Counts{Expected: 10, Once: 8, Duplicated: 1, Lost: 1}
+	duplicatedToo := lane.Counts{Expected: 10, Once: 8, Duplicated: 1, AbortedVisible: 1}
+	uninvited := lane.Counts{Expected: 10, Once: 10, Unexpected: 1}
+	uninvitedDup := lane.Counts{Expected: 10, Once: 9, Duplicated: 1, Unexpected: 1}
+	missing := lane.Counts{Expected: 10, Once: 9}
+	tooMany := lane.Counts{Expected: 10, Once: 11}
+
+	for _, c := range []struct {
+		name  string
+		claim lane.Claim
+		holds []lane.Counts
+		fails []lane.Counts
+	}{
+		{"once", once, []lane.Counts{all},
+			[]lane.Counts{{}, lost, duplicated, aborted, reordered, uninvited, missing, tooMany}},
+		{"may lose", mayLose, []lane.Counts{all, lost},
+			[]lane.Counts{{}, duplicated, aborted, reordered, lostToo, uninvited, missing, tooMany}},
+		{"may duplicate", mayDuplicate, []lane.Counts{all, duplicated},
+			[]lane.Counts{{}, lost, aborted, reordered, lostToo, duplicatedToo, uninvited, uninvitedDup, missing, tooMany}},
+		{"must duplicate", mustDup, []lane.Counts{duplicated},
+			[]lane.Counts{{}, all, lost, aborted, reordered, lostToo, duplicatedToo, uninvitedDup, missing, tooMany}},
+		{"must show aborted", mustAbort, []lane.Counts{aborted},
+			[]lane.Counts{{}, all, lost, duplicated, reordered, lostToo, duplicatedToo, missing, tooMany}},
+		{"an empty claim is as strict as once", nothing, []lane.Counts{all},
+			[]lane.Counts{{}, lost, duplicated, aborted, reordered}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, n := range c.holds {
+				require.True(t, c.claim.Held(n), "%+v", n)
+			}
+			for _, n := range c.fails {
+				require.False(t, c.claim.Held(n), "%+v", n)
+			}
+		})
+	}
+}
+
+func TestCountsAddUp(t *testing.T) {
+	var n lane.Counts
+	for _, o := range []lane.Outcome{lane.Once, lane.Once, lane.Lost, lane.Duplicated, lane.AbortedVisible, lane.Reordered} {
+		n.Add(o)
+	}
+	require.Equal(t, lane.Counts{Expected: 6, Once: 2, Lost: 1, Duplicated: 1, AbortedVisible: 1, Reordered: 1}, n)
+}
+
+// What the catalogue must be like for a report on any of its lanes to make sense.
+func TestCatalogue(t *testing.T) {
+	names := map[string]bool{}
+	for _, l := range lane.All() {
+		t.Run(l.Name, func(t *testing.T) {
+			require.False(t, names[l.Name], "the name is taken")
+			names[l.Name] = true
+			require.NotEmpty(t, l.Scopes)
+			require.Contains(t, l.Claims, lane.NoFault)
+			for f, claims := range l.Claims {
+				require.Len(t, claims, len(l.Scopes), "under %s", f)
+				for _, s := range l.Scopes {
+					c, claimed := l.Claim(f, s)
+					require.True(t, claimed, "under %s in %s", f, s)
+					require.NotEmpty(t, c.Why, "under %s in %s", f, s)
+					require.False(t, c.MustShow && c.Says == lane.ClaimsOnce, "once has nothing to show")
+					if f == lane.NoFault {
+						require.Equal(t, lane.ClaimsOnce, c.Says, "in %s", s)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The headline: what each approach claims when its instances are killed.
+func TestClaimsUnderKill(t *testing.T) {
+	for _, c := range []struct {
+		lane     string
+		scope    lane.Scope
+		says     lane.Promise
+		mustShow bool
+	}{
+		{lane.EOSPostgres, lane.Kafka, lane.ClaimsOnce, false},
+		{lane.EOSPostgres, lane.KafkaUncommitted, lane.ShowsAborted, true},
+		{lane.EOSPostgres, lane.Postgres, lane.MayDuplicate, true},
+		{lane.InboxDirectProduce, lane.Kafka, lane.MayDuplicate, true},
+		{lane.InboxDirectProduce, lane.KafkaUncommitted, lane.MayDuplicate, true},
+		{lane.InboxDirectProduce, lane.Postgres, lane.ClaimsOnce, false},
+	} {
+		l, err := lane.Find(c.lane)
+		require.NoError(t, err)
+		claim, claimed := l.Claim(lane.Kill9, c.scope)
+		require.True(t, claimed)
+		require.Equal(t, c.says, claim.Says, "%s / %s", c.lane, c.scope)
+		require.Equal(t, c.mustShow, claim.MustShow, "%s / %s", c.lane, c.scope)
+	}
+}
+
+func TestCommand(t *testing.T) {
+	l, err := lane.Find(lane.EOSPostgres)
+	require.NoError(t, err)
+	require.Equal(t, "go run ./cmd/eos-pipeline --guarantee=exactly-once --touch=postgres", l.Command())
+	l, err = lane.Find(lane.InboxDirectProduce)
+	require.NoError(t, err)
+	require.Equal(t, "go run ./cmd/inbox-pipeline --guard=inbox --publish=direct", l.Command())
+}
+
+func TestFindNamesTheLanesThereAre(t *testing.T) {
+	_, err := lane.Find("outbox")
+	require.EqualError(t, err, `there is no lane "outbox"; there are: eos + postgres, inbox + direct produce`)
+}

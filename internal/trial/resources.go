@@ -1,0 +1,165 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/jackc/pgx/v5"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// resources are the topics, groups and schemas of one run. All are named after it.
+type resources struct {
+	admin       *kadm.Client
+	databaseURL string
+
+	topics, groups, schemas []string
+}
+
+func newResources(brokers []string, databaseURL string) (*resources, error) {
+	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ClientID("compare"))
+	if err != nil {
+		return nil, err
+	}
+	return &resources{admin: kadm.NewClient(client), databaseURL: databaseURL}, nil
+}
+
+// topic creates a topic with the broker's default replication factor.
+func (r *resources) topic(ctx context.Context, name string, partitions int32) (string, error) {
+	created, err := r.admin.CreateTopic(ctx, partitions, -1, nil, name)
+	if err == nil {
+		err = created.Err
+	}
+	if err != nil {
+		return "", fmt.Errorf("create topic %s: %w", name, err)
+	}
+	r.topics = append(r.topics, name)
+	return name, nil
+}
+
+// group takes note of a group that members will create.
+func (r *resources) group(name string) string {
+	r.groups = append(r.groups, name)
+	return name
+}
+
+// schema creates a schema and returns the database's address with it as its
+// search_path.
+func (r *resources) schema(ctx context.Context, name string) (databaseURL string, err error) {
+	connection, err := pgx.Connect(ctx, r.databaseURL)
+	if err != nil {
+		return "", err
+	}
+	defer connection.Close(ctx)
+	if _, err := connection.Exec(ctx, "CREATE SCHEMA "+pgx.Identifier{name}.Sanitize()); err != nil {
+		return "", fmt.Errorf("create schema %s: %w", name, err)
+	}
+	r.schemas = append(r.schemas, name)
+	return withSearchPath(r.databaseURL, name)
+}
+
+func withSearchPath(databaseURL, schema string) (string, error) {
+	if !strings.HasPrefix(databaseURL, "postgres://") && !strings.HasPrefix(databaseURL, "postgresql://") {
+		return databaseURL + " search_path=" + schema, nil // a list of key=value
+	}
+	u, err := url.Parse(databaseURL)
+	if err != nil {
+		return "", errors.New("the database address cannot be read") // the error would quote it, password included
+	}
+	query := u.Query()
+	query.Set("search_path", schema)
+	u.RawQuery = query.Encode()
+	return u.String(), nil
+}
+
+// remove takes everything away again.
+func (r *resources) remove(ctx context.Context) error {
+	var errs []error
+	for _, group := range r.groups {
+		if err := r.removeGroup(ctx, group); err != nil {
+			errs = append(errs, fmt.Errorf("remove group %s: %w", group, err))
+		}
+	}
+	if len(r.topics) > 0 {
+		if _, err := r.admin.DeleteTopics(ctx, r.topics...); err != nil {
+			errs = append(errs, fmt.Errorf("remove topics %v: %w", r.topics, err))
+		}
+	}
+	if len(r.schemas) > 0 {
+		if err := r.dropSchemas(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("drop schemas %v: %w", r.schemas, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeGroup puts out the static members that linger until their session times
+// out, and deletes the group.
+func (r *resources) removeGroup(ctx context.Context, name string) error {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		groups, err := r.admin.DescribeGroups(ctx, name)
+		if err != nil {
+			return struct{}{}, err
+		}
+		var members []string
+		for _, member := range groups[name].Members {
+			if member.InstanceID != nil {
+				members = append(members, *member.InstanceID)
+			}
+		}
+		if len(members) > 0 {
+			if _, err := r.admin.LeaveGroup(ctx, kadm.LeaveGroup(name).InstanceIDs(members...)); err != nil {
+				return struct{}{}, err
+			}
+		}
+		_, err = r.admin.DeleteGroup(ctx, name)
+		if errors.Is(err, kerr.GroupIDNotFound) {
+			err = nil
+		}
+		return struct{}{}, err
+	}, backoff.WithMaxElapsedTime(10*time.Second))
+	return err
+}
+
+func (r *resources) dropSchemas(ctx context.Context) error {
+	connection, err := pgx.Connect(ctx, r.databaseURL)
+	if err != nil {
+		return err
+	}
+	defer connection.Close(ctx)
+	for _, schema := range r.schemas {
+		if _, err := connection.Exec(ctx, "DROP SCHEMA IF EXISTS "+pgx.Identifier{schema}.Sanitize()+" CASCADE"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *resources) close() { r.admin.Close() }
+
+// consumed returns how many records of a topic a group has committed, and how many
+// there are.
+func (r *resources) consumed(ctx context.Context, group, topic string) (committed, total int64, err error) {
+	ends, err := r.admin.ListEndOffsets(ctx, topic)
+	if err != nil {
+		return 0, 0, fmt.Errorf("list end offsets of topic %s: %w", topic, err)
+	}
+	offsets, err := r.admin.FetchOffsets(ctx, group)
+	if err != nil {
+		return 0, 0, fmt.Errorf("fetch offsets of group %s: %w", group, err)
+	}
+	ends.Each(func(end kadm.ListedOffset) {
+		total += end.Offset
+		if at, ok := offsets.Lookup(end.Topic, end.Partition); ok {
+			committed += at.At
+		}
+	})
+	return committed, total, nil
+}

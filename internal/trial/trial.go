@@ -1,0 +1,309 @@
+// Package trial runs lanes side by side over the same events, does to them what a
+// fault says, and has the outcome audited.
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/delivered-twice/delivered-twice/internal/fault"
+	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/order"
+	"github.com/delivered-twice/delivered-twice/internal/report"
+	"github.com/delivered-twice/delivered-twice/internal/sandbox"
+)
+
+const (
+	// minPartitions of the input and output topics; more where there are more
+	// instances.
+	minPartitions = 4
+	// sessionTimeout of the pipelines' group members, in which a member that does
+	// not come back loses its partitions.
+	sessionTimeout = 10 * time.Second
+	// stall ends a trial in which nothing moves for so long. It is longer than any
+	// timeout that the pipelines wait out.
+	stall = 90 * time.Second
+)
+
+// Options shape a trial.
+type Options struct {
+	Services *sandbox.Services
+	Lanes    []lane.Lane
+	// Events is how many distinct events there are, and Rate how many are sent a
+	// second; 0: as many as the broker takes.
+	Events, Rate int
+	// PublisherDuplicates is the share of events that are sent twice.
+	PublisherDuplicates float64
+	// Instances is how many processes each lane has, and Kills how many SIGKILLs
+	// there are, shared evenly by the lanes.
+	Instances, Kills int
+	// Seed decides events and kills.
+	Seed uint64
+	// Dir keeps logs; it must exist.
+	Dir string
+	// Name is the prefix of all topics, groups and schemas.
+	Name string
+	// Progress hears how far things are. Its methods are called from several
+	// goroutines.
+	Progress Progress
+}
+
+// Progress hears how far a trial is.
+type Progress interface {
+	// Phase says what is being done.
+	Phase(what string)
+	// Sent says how many records the publisher has sent so far.
+	Sent(records int)
+	// Consumed says how many records a lane has committed so far.
+	Consumed(lane string, records int)
+	// Killed says that an instance of a lane was killed.
+	Killed(lane string)
+}
+
+// contender is a lane in a trial.
+type contender struct {
+	lane        lane.Lane
+	output      string // topics
+	deadLetters string
+	group       string
+	databaseURL string
+	instances   []*instance
+	plan        []fault.Kill
+	started     time.Time
+	consumed    time.Time
+}
+
+// Run runs a trial and returns what it found. Broken claims are no error: they are
+// in the results. What the trial created in Kafka and Postgres is there until
+// remove is called, which the caller must do, whether or not there was an error.
+func Run(ctx context.Context, o Options) (results report.Results, remove func(context.Context) error, err error) {
+	r, err := newResources(o.Services.Brokers, o.Services.DatabaseURL)
+	if err != nil {
+		return report.Results{}, func(context.Context) error { return nil }, err
+	}
+	remove = func(ctx context.Context) error {
+		defer r.close()
+		return r.remove(ctx)
+	}
+	started := time.Now()
+	t := &trial{Options: o, resources: r}
+	if err := t.prepare(ctx); err != nil {
+		return report.Results{}, remove, err
+	}
+	if err := t.run(ctx); err != nil {
+		return report.Results{}, remove, err
+	}
+	results, err = t.audit(ctx, started)
+	return results, remove, err
+}
+
+type trial struct {
+	Options
+	*resources
+	input      string
+	contenders []*contender
+	observer   *observer
+	sendBegan  time.Time
+}
+
+func (t *trial) partitions() int32 { return int32(max(minPartitions, t.Instances)) }
+
+// prepare creates topics and schemas, and draws the plan.
+func (t *trial) prepare(ctx context.Context) (err error) {
+	t.Progress.Phase("preparing")
+	if t.input, err = t.topic(ctx, t.Name+".orders.paid", t.partitions()); err != nil {
+		return err
+	}
+	for i, l := range t.Lanes {
+		c := &contender{lane: l}
+		if err := t.prepareContender(ctx, c, i); err != nil {
+			return fmt.Errorf("lane %s: %w", l.Name, err)
+		}
+		t.contenders = append(t.contenders, c)
+	}
+	return nil
+}
+
+func (t *trial) prepareContender(ctx context.Context, c *contender, number int) (err error) {
+	short := c.lane.Short
+	if c.output, err = t.topic(ctx, t.Name+"."+short+".picked", t.partitions()); err != nil {
+		return err
+	}
+	if c.deadLetters, err = t.topic(ctx, t.Name+"."+short+".dead-letters", 1); err != nil {
+		return err
+	}
+	c.group = t.group(t.Name + "." + short)
+	if c.databaseURL, err = t.schema(ctx, t.Name+"_"+short); err != nil {
+		return err
+	}
+	// Kills are shared by the lanes in turn, the first lanes getting one more.
+	kills := (t.Kills + len(t.Lanes) - 1 - number) / len(t.Lanes)
+	c.plan = fault.PlanKills(fault.KillOptions{
+		Seed:      t.Seed + uint64(number),
+		Kills:     kills,
+		Instances: t.Instances,
+		Steps:     c.lane.Steps,
+		Exposed:   c.lane.Exposed,
+		Passings:  c.lane.Passings,
+	})
+	for i := range t.Instances {
+		member := &instance{
+			name: fmt.Sprintf("%s-%d", short, i),
+			role: c.lane.Pipeline,
+			args: append(c.lane.Args(),
+				"--input="+t.input,
+				"--output="+c.output,
+				"--group="+c.group,
+				fmt.Sprintf("--instance=%d", i),
+				"--session-timeout="+sessionTimeout.String(),
+			),
+			env: []string{
+				"KAFKA_BROKERS=" + joined(t.Services.Brokers),
+				"DATABASE_URL=" + c.databaseURL, // not an argument: everybody on the machine can read those
+			},
+			logs:   filepath.Join(t.Dir, "logs"),
+			killed: func() { t.Progress.Killed(c.lane.Name) },
+		}
+		for _, kill := range c.plan {
+			if kill.Instance == i {
+				member.kills = append(member.kills, kill)
+			}
+		}
+		c.instances = append(c.instances, member)
+	}
+	return os.MkdirAll(filepath.Join(t.Dir, "logs"), 0o755)
+}
+
+// run starts the instances, publishes, and waits until every lane has consumed all
+// there is.
+func (t *trial) run(ctx context.Context) (err error) {
+	outputs := make([]string, len(t.contenders))
+	for i, c := range t.contenders {
+		outputs[i] = c.output
+	}
+	watching, stopWatching := context.WithCancel(ctx)
+	defer stopWatching()
+	if t.observer, err = observe(watching, t.Services.Brokers, outputs...); err != nil {
+		return err
+	}
+
+	work, workCtx := errgroup.WithContext(ctx)
+	running, stop := context.WithCancel(workCtx)
+	defer stop()
+	for _, c := range t.contenders {
+		c.started = time.Now()
+		for _, member := range c.instances {
+			work.Go(func() error { return member.run(running) })
+		}
+	}
+	work.Go(func() error {
+		defer stop() // SIGTERM to every instance
+		return t.feed(workCtx)
+	})
+	err = work.Wait()
+	stopWatching()
+	return errors.Join(err, t.observer.close())
+}
+
+// feed waits for the groups to form, publishes, and waits until all is consumed.
+func (t *trial) feed(ctx context.Context) error {
+	t.Progress.Phase("waiting for the pipelines to join their groups")
+	for _, c := range t.contenders {
+		if err := t.awaitMembers(ctx, c.group); err != nil {
+			return err
+		}
+	}
+	t.Progress.Phase("running")
+	t.sendBegan = time.Now()
+	both, ctx := errgroup.WithContext(ctx)
+	published := make(chan struct{})
+	both.Go(func() error {
+		defer close(published)
+		return Publish(ctx, t.Services.Brokers, t.input, t.stream(), t.Rate, t.Progress.Sent)
+	})
+	for _, c := range t.contenders {
+		both.Go(func() error { return t.awaitConsumed(ctx, c, published) })
+	}
+	return both.Wait()
+}
+
+func (t *trial) stream() order.StreamOptions {
+	return order.StreamOptions{Events: t.Events, Seed: t.Seed, PublisherDuplicates: t.PublisherDuplicates}
+}
+
+// awaitMembers waits until every instance has joined.
+func (t *trial) awaitMembers(ctx context.Context, group string) error {
+	deadline := time.Now().Add(stall)
+	for {
+		groups, err := t.admin.DescribeGroups(ctx, group)
+		if err == nil && groups[group].State == "Stable" && len(groups[group].Members) == t.Instances {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("group %s has not formed after %v: state %q, %d of %d members: %w",
+				group, stall, groups[group].State, len(groups[group].Members), t.Instances, errors.Join(err, groups[group].Err))
+		}
+		if err := wait(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitConsumed waits until a lane has committed everything that was published.
+func (t *trial) awaitConsumed(ctx context.Context, c *contender, published <-chan struct{}) error {
+	var (
+		before int64 = -1
+		moved        = time.Now()
+	)
+	for {
+		done := isClosed(published) // asked first: what is published later can't be missed
+		committed, total, err := t.resources.consumed(ctx, c.group, t.input)
+		switch {
+		case err == nil:
+			t.Progress.Consumed(c.lane.Name, int(committed))
+			if done && committed >= total {
+				c.consumed = time.Now()
+				return nil
+			}
+			if committed != before {
+				before, moved = committed, time.Now()
+			}
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		if time.Since(moved) > stall {
+			return fmt.Errorf("lane %s has stopped at %d of %d records for %v; its logs are in %s: %w",
+				c.lane.Name, committed, total, stall, filepath.Join(t.Dir, "logs"), errors.Join(err))
+		}
+		if err := wait(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+var _ = kadm.Client{}

@@ -1,0 +1,73 @@
+package warehouse
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// versionsTable is not goose's default, so that these migrations and those of
+// another package can live in one schema.
+const versionsTable = "warehouse_versions"
+
+// Migrate creates the tables, or brings them up to date, in the schema that
+// comes first in the search_path of databaseURL; that schema must exist. Calling
+// it again does nothing, and of several processes that call it at once one does
+// the work while the others wait for it.
+func Migrate(ctx context.Context, databaseURL string) error {
+	config, err := pgx.ParseConfig(databaseURL)
+	if err != nil {
+		return fmt.Errorf("migrate the warehouse tables: %w", err)
+	}
+	db := stdlib.OpenDB(*config)
+	defer db.Close()
+
+	files, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		return fmt.Errorf("migrate the warehouse tables: %w", err)
+	}
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithTableName(versionsTable))
+	if err != nil {
+		return fmt.Errorf("migrate the warehouse tables: %w", err)
+	}
+	if err := lockSchema(ctx, db); err != nil {
+		return fmt.Errorf("migrate the warehouse tables in database %q: %w", config.Database, err)
+	}
+	if _, err := provider.Up(ctx); err != nil {
+		return fmt.Errorf("migrate the warehouse tables in database %q: %w", config.Database, err)
+	}
+	return nil
+}
+
+// lockSchema waits until no other process migrates the same schema, and keeps
+// others out until db is closed. The server tells at once when the lock is free;
+// goose's own lockers ask again every whole second at best, and leave the creation
+// of its version table outside.
+func lockSchema(ctx context.Context, db *sql.DB) error {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	var schema sql.NullString
+	if err := conn.QueryRowContext(ctx, `SELECT current_schema()`).Scan(&schema); err != nil {
+		return err
+	}
+	if !schema.Valid {
+		return errors.New("its search_path names no schema that exists: create the schema first")
+	}
+	_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended($1, 0))`, versionsTable+" "+schema.String)
+	if err != nil {
+		return fmt.Errorf("wait for another process that migrates: %w", err)
+	}
+	return nil
+}
