@@ -50,7 +50,7 @@ func generateCommand() *cobra.Command {
 }
 
 func generate(ctx context.Context, brokers []string, topic string, o order.StreamOptions, rate int) error {
-	if err := endpoint.CheckKafka(ctx, brokers); err != nil {
+	if _, err := endpoint.Kafka(ctx, brokers); err != nil {
 		return err
 	}
 	if err := cli.EnsureTopic(ctx, brokers, topic); err != nil {

@@ -117,27 +117,28 @@ func TestTablesWaitForAnOpenTransaction(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, warehouse.Pick(ctx, tx, "p-1", batch("a")))
 	require.NoError(t, warehouse.Award(ctx, tx, "p-1", batch("a")))
+	defer tx.Rollback(ctx)
 
-	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-	defer cancel()
+	short, cancelShort := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancelShort()
 	_, err = audit.Tables(short, pool, sent("a"))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "a transaction that has written to them is still open")
 
+	seen, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
 	committed := make(chan error, 1)
 	go func() {
-		for waiting := 0; waiting == 0; {
-			err := pool.QueryRow(ctx, `SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'pick_tasks'::regclass`).Scan(&waiting)
-			if err != nil {
-				committed <- err
-				return
-			}
+		for waiting := 0; waiting == 0 && seen.Err() == nil; {
+			// Where it ends early, the assertions on the result tell.
+			_ = pool.QueryRow(seen, `SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'pick_tasks'::regclass`).Scan(&waiting)
 		}
 		committed <- tx.Commit(ctx)
 	}()
-	a, err := audit.Tables(ctx, pool, sent("a"))
-	require.NoError(t, err)
+	a, err := audit.Tables(seen, pool, sent("a"))
+	cancel()
 	require.NoError(t, <-committed)
+	require.NoError(t, err)
 	require.Equal(t, lane.Counts{Expected: 1, Once: 1}, a.Rows)
 }
 

@@ -161,7 +161,7 @@ func (m *member) openWarehouse(ctx context.Context) (*pgxpool.Pool, error) {
 	if m.databaseURL == "" {
 		return nil, Usage(errors.New("no database: set --database-url or DATABASE_URL"))
 	}
-	if err := endpoint.CheckPostgres(ctx, m.databaseURL); err != nil {
+	if _, err := endpoint.Postgres(ctx, m.databaseURL); err != nil {
 		return nil, err
 	}
 	if err := warehouse.Migrate(ctx, m.databaseURL); err != nil {
@@ -169,7 +169,7 @@ func (m *member) openWarehouse(ctx context.Context) (*pgxpool.Pool, error) {
 	}
 	pool, err := pgxpool.New(ctx, m.databaseURL)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", endpoint.Redacted(m.databaseURL), err)
+		return nil, fmt.Errorf("connect to %s: %w", endpoint.Redact(m.databaseURL), err)
 	}
 	return pool, nil
 }

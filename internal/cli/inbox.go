@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"golang.org/x/sync/errgroup"
@@ -114,6 +111,138 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 	if err := pginbox.Migrate(ctx, p.databaseURL); err != nil {
 		return err
 	}
-	_ = planned
-	return nil
+	handlers, closeProducer, err := p.chosenHandlers()
+	if err != nil {
+		return err
+	}
+	defer closeProducer()
+
+	hook := func(_ context.Context, passage pginbox.Passage) error {
+		return planned.Pass(string(passage.Step))
+	}
+	inbox, err := pginbox.New(pool, pginbox.Options{
+		Handlers:    handlers,
+		Keys:        pginbox.Keys(p.eventKey),
+		MaxAttempts: p.maxAttempts,
+		Hook:        hook,
+		Logger:      p.logger(),
+	})
+	if err != nil {
+		return Usage(err)
+	}
+	consumer, err := pginbox.NewConsumer(pginbox.ConsumerOptions{
+		Client:         p.client(),
+		Group:          p.group,
+		Topics:         []string{p.input},
+		InstanceID:     p.instance,
+		SessionTimeout: p.sessionTimeout,
+		BatchSize:      p.batchSize,
+		Identify:       order.ID,
+		Process:        inbox.Process,
+		Hook:           hook,
+		Logger:         p.logger(),
+	})
+	if err != nil {
+		return Usage(err)
+	}
+	both, ctx := errgroup.WithContext(ctx)
+	purging, stopPurging := context.WithCancel(ctx)
+	both.Go(func() error { return p.purgeNowAndThen(purging, inbox, purge) })
+	both.Go(func() error {
+		defer stopPurging()
+		return consumer.Run(ctx)
+	})
+	return both.Wait()
+}
+
+// purgeNowAndThen removes old inbox rows until ctx ends. A purge that fails is
+// tried again later: until then the table is only larger than it need be.
+func (p *inboxPipeline) purgeNowAndThen(ctx context.Context, inbox *pginbox.Inbox, policy pginbox.PurgePolicy) error {
+	tick := time.NewTicker(purgeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			removed, err := inbox.Purge(ctx, policy)
+			if err != nil && ctx.Err() == nil {
+				p.logger().Warn("purging the inbox failed; it is tried again later", "cause", err)
+			} else if removed > 0 {
+				p.logger().Info("purged the inbox", "rows", removed, "older than", policy.Window)
+			}
+		}
+	}
+}
+
+// chosenHandlers returns the handlers that --handlers names, and what closes them.
+func (p *inboxPipeline) chosenHandlers() (handlers []pginbox.Handler, closeProducer func(), err error) {
+	var producer *kgo.Client
+	closeProducer = func() {}
+	for _, name := range p.handlers {
+		h := pginbox.Handler{Name: name}
+		switch name {
+		case handlerWarehouse:
+			if p.publish == publishDirect && producer == nil {
+				if producer, err = kgo.NewClient(append(p.client(), kgo.ProducerLinger(0))...); err != nil {
+					return nil, nil, err
+				}
+				closeProducer = producer.Close
+			}
+			h.Handle = p.pick(producer)
+		case handlerLoyalty:
+			h.Handle = p.award
+		default:
+			closeProducer()
+			return nil, nil, Usage(fmt.Errorf("--handlers has %q, must be of %s and %s", name, handlerWarehouse, handlerLoyalty))
+		}
+		handlers = append(handlers, h)
+	}
+	if p.publish == publishDirect && producer == nil {
+		return nil, nil, Usage(fmt.Errorf("--publish=%s is done by the handler %s, which --handlers leaves out", publishDirect, handlerWarehouse))
+	}
+	return handlers, closeProducer, nil
+}
+
+// pick does the warehouse's work. Where there is a producer, it also sends the pick
+// requests, and waits until the broker has them, from inside the transaction: what
+// many believe the inbox covers, and it doesn't.
+func (p *inboxPipeline) pick(producer *kgo.Client) func(context.Context, pgx.Tx, []pginbox.Event) error {
+	return func(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
+		effects, err := effectsOf(events)
+		if err != nil {
+			return err
+		}
+		if err := warehouse.Pick(ctx, tx, p.attempt, effects); err != nil || producer == nil {
+			return err
+		}
+		requests := make([]*kgo.Record, len(events))
+		for i, e := range events {
+			requests[i] = order.Pick(p.output, e.Record, e.ID, effects[i].Event, p.attempt)
+		}
+		return producer.ProduceSync(ctx, requests...).FirstErr()
+	}
+}
+
+func (p *inboxPipeline) award(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
+	effects, err := effectsOf(events)
+	if err != nil {
+		return err
+	}
+	return warehouse.Award(ctx, tx, p.attempt, effects)
+}
+
+func effectsOf(events []pginbox.Event) ([]warehouse.Effect, error) {
+	effects := make([]warehouse.Effect, len(events))
+	for i, e := range events {
+		effect, err := warehouse.FromRecord(e.Record)
+		if errors.Is(err, order.ErrMalformed) {
+			err = pginbox.Permanent(err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		effects[i] = effect
+	}
+	return effects, nil
 }

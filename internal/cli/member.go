@@ -101,7 +101,7 @@ func plannedFailpoint[S ~string](steps []S) (*failpoint.Failpoint, error) {
 
 // checkKafka refuses to start where the pipeline would hang or do harm.
 func (m *member) checkKafka(ctx context.Context, topics ...string) error {
-	if err := endpoint.CheckKafka(ctx, m.brokers); err != nil {
+	if _, err := endpoint.Kafka(ctx, m.brokers); err != nil {
 		return err
 	}
 	client, err := kgo.NewClient(m.client()...)

@@ -1,6 +1,6 @@
-// Package endpoint checks that Kafka and Postgres are where an address says, and
-// says in one line what is wrong if they aren't. An address may hold a password;
-// no error of this package does.
+// Package endpoint checks that Kafka and PostgreSQL are where an address says, and
+// says in one line what is wrong if they are not. An address may hold a password;
+// what this package says never does.
 package endpoint
 
 import (
@@ -14,76 +14,91 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// Patience is how long a check waits for an answer.
-const Patience = 10 * time.Second
+const (
+	// patience bounds the check of a given service.
+	patience = 10 * time.Second
+	// dialPatience bounds one connection attempt, so that an address that swallows
+	// packets does not keep us from trying the next one.
+	dialPatience = 3 * time.Second
+)
 
-// CheckKafka returns an error that names the brokers if none of them answers
-// within [Patience].
-func CheckKafka(ctx context.Context, brokers []string) error {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
+// Kafka returns what the brokers' API versions tell of their version, such as
+// "Kafka v4.4 (guessed from its API versions)". Each broker of the cluster must
+// answer under the address that it advertises, within 10 seconds for all of them.
+func Kafka(ctx context.Context, seeds []string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.RequestRetries(2), kgo.DialTimeout(Patience/2))
+	at := strings.Join(seeds, ",")
+
+	client, err := kgo.NewClient(kgo.SeedBrokers(seeds...), kgo.DialTimeout(dialPatience))
 	if err != nil {
-		return fmt.Errorf("kafka at %s: %w", strings.Join(brokers, ","), err)
+		return "", fmt.Errorf("no client for Kafka at %s: %w", at, err)
 	}
 	defer client.Close()
 	if err := client.Ping(ctx); err != nil {
-		return fmt.Errorf("kafka at %s does not answer: check the address, or start it: %w", strings.Join(brokers, ","), err)
+		return "", fmt.Errorf("no answer from Kafka at %s: %w; check the address, and that the broker is up", at, flat{err})
 	}
-	return nil
+	admin := kadm.NewClient(client)
+	metadata, err := admin.BrokerMetadata(ctx)
+	if err != nil {
+		return "", fmt.Errorf("no cluster metadata from Kafka at %s: %w", at, flat{err})
+	}
+	versions, err := admin.ApiVersions(ctx)
+	if err != nil {
+		return "", fmt.Errorf("no API versions from Kafka at %s: %w", at, flat{err})
+	}
+	guess := ""
+	for _, broker := range metadata.Brokers {
+		version := versions[broker.NodeID]
+		if version.Err != nil {
+			advertised := net.JoinHostPort(broker.Host, strconv.Itoa(int(broker.Port)))
+			return "", fmt.Errorf("no answer from broker %d of Kafka at %s at the address it advertises, %s: %w; check its advertised.listeners",
+				broker.NodeID, at, advertised, flat{version.Err})
+		}
+		if guess == "" {
+			guess = version.VersionGuess()
+		}
+	}
+	if metadata.Cluster == "kfake" { // its default cluster id; its API versions resemble no Kafka's
+		return "kfake (by its cluster id)", nil
+	}
+	return fmt.Sprintf("Kafka %s (guessed from its API versions)", guess), nil
 }
 
-// CheckPostgres returns an error that names host and port if Postgres does not let
-// that address in within [Patience].
-func CheckPostgres(ctx context.Context, databaseURL string) error {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
+// Postgres returns the server's version. It must answer, and let the address in,
+// within 10 seconds.
+func Postgres(ctx context.Context, databaseURL string) (string, error) {
+	config, err := parse(databaseURL)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	config, err := pgx.ParseConfig(databaseURL)
+
+	at := hosts(config)
+	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
-		// The parser's own error quotes the address, with the password blanked out
-		// only where it could tell which part that is.
-		return errors.New("the database address cannot be read: it must be postgres://user:password@host:port/database or a list of key=value")
+		var refused *pgconn.PgError
+		if errors.As(err, &refused) {
+			return "", fmt.Errorf("no connection to PostgreSQL at %s: %w; check the user, the password and the database", at, refused)
+		}
+		return "", fmt.Errorf("no answer from PostgreSQL at %s: %w; check the address, and that the server is up", at, flat{err})
 	}
-	connection, err := pgx.ConnectConfig(ctx, config)
-	if err != nil {
-		return fmt.Errorf("postgres at %s: %s", address(config), reason(err))
+	defer func() { _ = conn.Close(ctx) }()
+	var version string
+	if err := conn.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
+		return "", fmt.Errorf("no version from PostgreSQL at %s: %w", at, flat{err})
 	}
-	defer connection.Close(ctx)
-	if err := connection.Ping(ctx); err != nil {
-		return fmt.Errorf("postgres at %s: %s", address(config), reason(err))
-	}
-	return nil
+	return version, nil
 }
 
-// Redacted names a database without its password: what may be shown or logged.
-func Redacted(databaseURL string) string {
-	config, err := pgx.ParseConfig(databaseURL)
-	if err != nil {
-		return "(unreadable database address)"
-	}
-	return fmt.Sprintf("postgres://%s@%s/%s", config.User, address(config), config.Database)
-}
+// flat is an error with its message on one line. pgx writes a line for every
+// address that it tried.
+type flat struct{ error }
 
-func address(config *pgx.ConnConfig) string {
-	return net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port)))
-}
-
-// reason is one line: the driver tells its story once for every address that a
-// name resolves to, on a line each.
-func reason(err error) string {
-	var server *pgconn.PgError
-	if errors.As(err, &server) {
-		return fmt.Sprintf("%s (SQLSTATE %s): check user, password and database", server.Message, server.Code)
-	}
-	var network *net.OpError
-	if errors.As(err, &network) {
-		return network.Error() + ": check the address, or start it"
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Sprintf("no answer within %v: check the address, or start it", Patience)
-	}
-	return strings.Join(strings.Fields(err.Error()), " ")
-}
+func (f flat) Error() string { return strings.Join(strings.Fields(f.error.Error()), " ") }
+func (f flat) Unwrap() error { return f.error }

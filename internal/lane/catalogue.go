@@ -49,7 +49,7 @@ var catalogue = []Lane{
 				Kafka: {Says: MayDuplicate, MustShow: true,
 					Why: "the record is sent before Postgres commits: a kill in between rolls the dedupe row back but cannot call the record back, and the next attempt sends it again."},
 				KafkaUncommitted: {Says: MayDuplicate, MustShow: true,
-					Why: "sent outside any Kafka transaction, both copies are visible on either isolation level."},
+					Why: "no Kafka transaction holds the records back, so both copies are visible on either isolation level."},
 				Postgres: {Says: ClaimsOnce,
 					Why: "the dedupe row and the work commit in one Postgres transaction: a redelivered event either finds its row and is skipped, or finds neither and is done."},
 			},

@@ -85,7 +85,7 @@ type Claim struct {
 	// least: a lane that exists to show a fault and does not show it proves
 	// nothing.
 	MustShow bool
-	// Why is one sentence for whoever reads the grid.
+	// Why is one sentence for whoever reads the grid; it goes on from "because".
 	Why string
 }
 

@@ -14,6 +14,8 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/delivered-twice/delivered-twice/internal/endpoint"
 )
 
 // The values of [Options].Kafka.
@@ -48,7 +50,7 @@ type Options struct {
 type Services struct {
 	// Brokers are Kafka's seed addresses, host:port.
 	Brokers []string
-	// DatabaseURL contains the password. Show [Redact] of it instead.
+	// DatabaseURL contains the password. Show [endpoint.Redact] of it instead.
 	DatabaseURL string
 	// KafkaVersion names the broker and its version: "kfake v0.0.0-…",
 	// "Apache Kafka 4.4.0", or, for a given address, what its API versions suggest:
@@ -94,7 +96,7 @@ func Start(ctx context.Context, o Options) (*Services, error) {
 // StartKafka is [Start] for Kafka alone.
 func StartKafka(ctx context.Context, o Options) (*Services, error) {
 	if len(o.Brokers) > 0 {
-		version, err := checkKafka(ctx, o.Brokers)
+		version, err := endpoint.Kafka(ctx, o.Brokers)
 		if err != nil {
 			return nil, err
 		}
@@ -121,7 +123,7 @@ func StartPostgres(ctx context.Context, o Options) (*Services, error) {
 		s.DatabaseURL, s.started = said.Address, []*child{c}
 	}
 	var err error
-	if s.PostgresVersion, err = checkPostgres(ctx, s.DatabaseURL); err != nil {
+	if s.PostgresVersion, err = endpoint.Postgres(ctx, s.DatabaseURL); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil

@@ -62,15 +62,18 @@ func writableForAll(dir string) bool {
 }
 
 // downloadCache is a folder that survives this process and that nobody else can
-// write to: in the user's cache folder or, for a user without a home, in the one
-// for temporary files.
+// write to: in the user's cache folder or, for a user without one, in a folder for
+// temporary files, the one that outlives a restart of the machine if there is one
+// (Filesystem Hierarchy Standard, section 5.15).
 func downloadCache() (string, error) {
 	var candidates []string
 	if caches, err := os.UserCacheDir(); err == nil {
 		candidates = append(candidates, filepath.Join(caches, "delivered-twice", "postgres"))
 	}
 	uid := os.Geteuid()
-	candidates = append(candidates, filepath.Join(os.TempDir(), fmt.Sprintf("delivered-twice-cache-%d", uid)))
+	for _, folder := range []string{"/var/tmp", os.TempDir()} {
+		candidates = append(candidates, filepath.Join(folder, fmt.Sprintf("delivered-twice-cache-%d", uid)))
+	}
 	var errs []error
 	for _, dir := range candidates {
 		if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -40,7 +40,12 @@ func Migrate(ctx context.Context, databaseURL string) error {
 	if err != nil {
 		return fmt.Errorf("migrate the warehouse tables: %w", err)
 	}
-	if err := lockSchema(ctx, db); err != nil {
+	lock, err := db.Conn(ctx)
+	if err != nil {
+		return fmt.Errorf("migrate the warehouse tables: %w", err)
+	}
+	defer lock.Close()
+	if err := lockSchema(ctx, lock); err != nil {
 		return fmt.Errorf("migrate the warehouse tables in database %q: %w", config.Database, err)
 	}
 	if _, err := provider.Up(ctx); err != nil {
@@ -50,14 +55,10 @@ func Migrate(ctx context.Context, databaseURL string) error {
 }
 
 // lockSchema waits until no other process migrates the same schema, and keeps
-// others out until db is closed. The server tells at once when the lock is free;
-// goose's own lockers ask again every whole second at best, and leave the creation
-// of its version table outside.
-func lockSchema(ctx context.Context, db *sql.DB) error {
-	conn, err := db.Conn(ctx)
-	if err != nil {
-		return err
-	}
+// others out until the connection is closed. The server tells at once when the
+// lock is free; goose's own lockers ask again every whole second at best, and
+// leave the creation of goose's table outside.
+func lockSchema(ctx context.Context, conn *sql.Conn) error {
 	var schema sql.NullString
 	if err := conn.QueryRowContext(ctx, `SELECT current_schema()`).Scan(&schema); err != nil {
 		return err
@@ -65,7 +66,7 @@ func lockSchema(ctx context.Context, db *sql.DB) error {
 	if !schema.Valid {
 		return errors.New("its search_path names no schema that exists: create the schema first")
 	}
-	_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended($1, 0))`, versionsTable+" "+schema.String)
+	_, err := conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended($1, 0))`, versionsTable+" "+schema.String)
 	if err != nil {
 		return fmt.Errorf("wait for another process that migrates: %w", err)
 	}

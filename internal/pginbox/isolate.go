@@ -1,0 +1,92 @@
+package pginbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// isolate does the work of events part by part, each part under a savepoint, so that
+// one that fails takes nothing of the others with it. It adds the events that failed
+// alone to failed.
+//
+// Savepoints and not transactions of their own, so that the batch stays one: whatever
+// else is to be atomic with it needs only to be in the same transaction.
+func (d *delivery) isolate(ctx context.Context, tx pgx.Tx, items []item, failed map[string]bool) error {
+	for part := range slices.Chunk(items, d.together) {
+		if err := d.bisect(ctx, tx, part, failed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *delivery) bisect(ctx context.Context, tx pgx.Tx, items []item, failed map[string]bool) error {
+	err := d.attempt(ctx, tx, items)
+	var f *failure
+	if !errors.As(err, &f) {
+		return err
+	}
+	d.blame(items, f)
+	if _, err := tx.Exec(ctx, rollbackToSavepoint); err != nil {
+		// The handler has left the connection in a state that no savepoint helps out
+		// of. A new transaction does, and it begins with what was learned here.
+		return &outage{fmt.Errorf("roll back to savepoint after %w: %w", f.err, err)}
+	}
+	if len(items) == 1 {
+		failed[items[0].key] = true
+		return nil
+	}
+	half := (len(items) + 1) / 2
+	if err := d.bisect(ctx, tx, items[:half], failed); err != nil {
+		return err
+	}
+	return d.bisect(ctx, tx, items[half:], failed)
+}
+
+const (
+	setSavepoint        = `SAVEPOINT pginbox_part`
+	rollbackToSavepoint = `ROLLBACK TO SAVEPOINT pginbox_part; RELEASE SAVEPOINT pginbox_part`
+	releaseSavepoint    = `RELEASE SAVEPOINT pginbox_part`
+	// rehearseCommit checks the deferred constraints now, while it is still known
+	// whose they are, and undoes that, so that they are deferred for the next part.
+	rehearseCommit = `SAVEPOINT pginbox_rehearsal; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO SAVEPOINT pginbox_rehearsal`
+)
+
+// attempt calls the handler under a savepoint, which it leaves in place on a failure.
+func (d *delivery) attempt(ctx context.Context, tx pgx.Tx, items []item) error {
+	if _, err := tx.Exec(ctx, setSavepoint); err != nil {
+		return statementError("set a savepoint", err)
+	}
+	if err := d.call(ctx, tx, items); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, rehearseCommit+`; `+releaseSavepoint)
+	if refused(err) {
+		return &failure{err: err}
+	}
+	return statementError("release a savepoint", err)
+}
+
+// settle stores the dead letters among the fresh events, and takes back the inbox
+// rows of those that failed and are to be tried again.
+func (d *delivery) settle(ctx context.Context, tx pgx.Tx, fresh []item, failed map[string]bool) (settled, again []item, err error) {
+	for _, it := range fresh {
+		if v, dead := d.verdicts[it.key]; dead {
+			if err := d.bury(ctx, tx, it, v); err != nil {
+				return nil, nil, err
+			}
+		} else if failed[it.key] {
+			again = append(again, it)
+			continue
+		}
+		settled = append(settled, it)
+	}
+	if len(again) > 0 {
+		_, err = tx.Exec(ctx, d.inbox.ledger.remove(), d.handler.Name, d.inbox.ledger.encode(keysOf(again)))
+	}
+	return settled, again, statementError("take back event ids", err)
+}

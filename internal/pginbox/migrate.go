@@ -1,0 +1,63 @@
+package pginbox
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"io/fs"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// versionsTable is not goose's default, so that these migrations and those of
+// another package can live in one schema.
+const versionsTable = "pginbox_versions"
+
+// migrationLock is one advisory lock a schema; where search_path names no schema
+// that exists, it is a lock on NULL, which is none.
+const migrationLock = `SELECT pg_advisory_lock(hashtextextended('` + versionsTable + ` ' || current_schema(), 0))`
+
+// Migrate creates the tables, or brings them up to date, in the schema that comes
+// first in the search_path of databaseURL; that schema must exist, and the database
+// must be encoded in UTF8. Calling it again does nothing, in a few milliseconds. Of
+// several processes that call it at once one does the work and the others wait.
+func Migrate(ctx context.Context, databaseURL string) error {
+	config, err := pgx.ParseConfig(databaseURL)
+	if err != nil {
+		return fmt.Errorf("pginbox: migrate: %w", err)
+	}
+	// Waiting for the lock inside the server takes exactly as long as it must, and
+	// the lock ends with its connection, however that ends. goose's own locker asks
+	// again every whole second, and looks for pending migrations without the lock.
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return fmt.Errorf("pginbox: migrate: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if encoding := conn.PgConn().ParameterStatus("server_encoding"); encoding != "UTF8" {
+		return fmt.Errorf("pginbox: migrate: database %q is encoded in %s, which can't hold every event id: create it with ENCODING 'UTF8'", config.Database, encoding)
+	}
+	if _, err := conn.Exec(ctx, migrationLock); err != nil {
+		return fmt.Errorf("pginbox: migrate: wait for another process that migrates: %w", err)
+	}
+
+	files, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		return fmt.Errorf("pginbox: migrate: %w", err)
+	}
+	db := stdlib.OpenDB(*config)
+	defer db.Close()
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithTableName(versionsTable))
+	if err != nil {
+		return fmt.Errorf("pginbox: migrate: %w", err)
+	}
+	if _, err := provider.Up(ctx); err != nil {
+		return fmt.Errorf("pginbox: migrate database %q (does its search_path name a schema that exists?): %w", config.Database, err)
+	}
+	return nil
+}

@@ -1,0 +1,253 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"golang.org/x/term"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+
+	"github.com/delivered-twice/delivered-twice/internal/lane"
+)
+
+// width is what a line must fit into.
+const width = 100
+
+// english writes 20000 as 20,000.
+var english = message.NewPrinter(language.English)
+
+// Table renders the report for people: what was counted in each scope, what it
+// cost, and one sentence a scope on why that is so. No line is longer than 100
+// columns. There are colours only where w is a terminal, and none where NO_COLOR
+// is set.
+func (r Report) Table(w io.Writer) error {
+	f, isFile := w.(*os.File)
+	p := painter(isFile && term.IsTerminal(int(f.Fd())))
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "%s\n\n%s\n\n", r.grid(p), r.costs(p))
+	for _, result := range r.Results {
+		for _, s := range slices.Sorted(maps.Keys(result.Scopes)) {
+			b.WriteString(wrap(result.verdict(p, s)))
+		}
+	}
+	b.WriteString("\n")
+	for _, remark := range r.remarks() {
+		b.WriteString(wrap(remark))
+	}
+	if _, err := w.Write(redact(b.Bytes())); err != nil {
+		return fmt.Errorf("write the table: %w", err)
+	}
+	return nil
+}
+
+// painter colours text, or leaves it as it is.
+type painter bool
+
+func (p painter) paint(s string, colours ...text.Color) string {
+	if !p {
+		return s
+	}
+	return text.Colors(colours).Sprint(s)
+}
+
+func (p painter) loud(s string) string  { return p.paint(s, text.FgHiRed, text.Bold) }
+func (p painter) quiet(s string) string { return p.paint(s, text.Faint) }
+
+// count shows nothing of note quietly, what was claimed to happen in yellow, and
+// what was not as loud as can be.
+func (p painter) count(n int, held bool) string {
+	s := english.Sprint(n)
+	switch {
+	case n == 0:
+		return p.quiet(s)
+	case held:
+		return p.paint(s, text.FgYellow)
+	default:
+		return p.loud(s)
+	}
+}
+
+func (r Report) grid(p painter) string {
+	t := newTable(p, "approach", "scope", "expected", "once", "lost", "duplicated", "aborted-\nvisible", "claim")
+	setColumns(t, 3, 7)
+	for i, result := range r.Results {
+		if i > 0 {
+			t.AppendSeparator()
+		}
+		// The lane's name stands in its first row and the fault in its second.
+		approach := []string{result.Lane, ""}
+		if result.Fault != lane.NoFault {
+			approach[1] = p.quiet("under " + string(result.Fault))
+		}
+		for row, scope := range slices.Sorted(maps.Keys(result.Scopes)) {
+			s := result.Scopes[scope]
+			first := ""
+			if row < len(approach) {
+				first = approach[row]
+			}
+			claim := "held"
+			if !s.Held {
+				claim = p.loud("BROKEN")
+			}
+			t.AppendRow(table.Row{first, scope, english.Sprint(s.Expected), english.Sprint(s.Once),
+				p.count(s.Lost, s.Held), p.count(s.Duplicated, s.Held), p.count(s.AbortedVisible, s.Held), claim})
+		}
+	}
+	return t.Render()
+}
+
+func (r Report) costs(p painter) string {
+	t := newTable(p, "approach", "events/s", "p50 ms", "p99 ms", "max ms", "recovery ms", "kills")
+	setColumns(t, 2, 7)
+	for _, result := range r.Results {
+		latency := []any{notAvailable, notAvailable, notAvailable}
+		if l := result.LatencyMS; l != nil {
+			latency = []any{english.Sprintf("%.1f", l.P50), english.Sprintf("%.1f", l.P99), english.Sprintf("%.1f", l.Max)}
+		}
+		recovery := notAvailable
+		if result.RecoveryMS != nil {
+			recovery = english.Sprintf("%.1f", *result.RecoveryMS)
+		}
+		row := append(table.Row{result.Lane, english.Sprintf("%.0f", result.Throughput)}, latency...)
+		t.AppendRow(append(row, recovery, r.kills(result.Lane)))
+	}
+	return t.Render()
+}
+
+const notAvailable = "n/a"
+
+// kills says how many of a lane's planned deaths came about.
+func (r Report) kills(of string) string {
+	planned, fired := 0, 0
+	for _, k := range r.Plan {
+		if k.Lane != of {
+			continue
+		}
+		planned++
+		if k.Fired {
+			fired++
+		}
+	}
+	if fired == planned {
+		return english.Sprint(fired)
+	}
+	return english.Sprintf("%d of %d", fired, planned)
+}
+
+// verdict is one sentence on one cell of the grid.
+func (r Result) verdict(p painter, scope lane.Scope) string {
+	s := r.Scopes[scope]
+	cell := fmt.Sprintf("%s / %s", r.Lane, scope)
+	found := phrase(s.Counts)
+	if s.Unexpected > 0 && len(r.Unexpected) > 0 {
+		found += fmt.Sprintf(" (such as %s)", r.Unexpected[0])
+	}
+	// An older file may speak of a lane that has left the catalogue.
+	l, _ := lane.Find(r.Lane)
+	claim, known := l.Claim(r.Fault, scope)
+	because := "."
+	if known {
+		because = ", because " + claim.Why
+	}
+	if s.Held {
+		return cell + ": " + found + because
+	}
+	claimed := fmt.Sprintf("the claim was %q", s.Claim)
+	if claim.MustShow {
+		claimed += " and had to show"
+	}
+	return fmt.Sprintf("%s %s: %s; %s%s", p.loud("BROKEN"), cell, found, claimed, because)
+}
+
+// phrase says in words what was counted.
+func phrase(n lane.Counts) string {
+	var parts []string
+	for _, outcome := range []struct {
+		name lane.Outcome
+		n    int
+	}{
+		{lane.Lost, n.Lost}, {lane.Duplicated, n.Duplicated}, {lane.AbortedVisible, n.AbortedVisible}, {lane.Reordered, n.Reordered},
+	} {
+		if outcome.n > 0 {
+			parts = append(parts, english.Sprintf("%d of %d events %s", outcome.n, n.Expected, outcome.name))
+		}
+	}
+	if len(parts) == 0 {
+		parts = append(parts, english.Sprintf("all %d events once", n.Expected))
+	}
+	if n.Unexpected > 0 {
+		parts = append(parts, english.Sprintf("and effects of events that nobody sent: %d", n.Unexpected))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// remarks are what a reader must know to take the figures for what they are.
+func (r Report) remarks() []string {
+	e := r.Environment
+	remarks := []string{fmt.Sprintf("Measured on %s, PostgreSQL %s, %s, %d CPUs; seed %d; started %s.",
+		e.Kafka, e.Postgres, e.Go, e.CPUs, e.Seed, e.StartedAt.UTC().Format(time.DateTime+" MST"))}
+	if strings.HasPrefix(e.Kafka, "kfake") {
+		remarks = append(remarks, "kfake imitates a Kafka broker: what it shows should be seen on Apache Kafka too before it is believed.")
+	}
+	for _, result := range r.Results {
+		if result.LatencyMS == nil {
+			remarks = append(remarks, result.Lane+": no latency, as the service keeps no time of its commits "+
+				"(PostgreSQL does with track_commit_timestamp = on).")
+		}
+		if result.DeadLetters > 0 {
+			remarks = append(remarks, english.Sprintf("%s: %d events were given up on and stored as dead letters.",
+				result.Lane, result.DeadLetters))
+		}
+	}
+	return remarks
+}
+
+func newTable(p painter, header ...any) table.Writer {
+	t := table.NewWriter()
+	style := table.StyleLight
+	style.Format.Header = text.FormatDefault
+	style.Options.DrawBorder = false
+	style.Options.SeparateColumns = false
+	style.Box.PaddingLeft = ""
+	style.Box.PaddingRight = "  "
+	if p {
+		style.Color.Header = text.Colors{text.Bold}
+	}
+	t.SetStyle(style)
+	t.AppendHeader(header)
+	t.SuppressTrailingSpaces()
+	return t
+}
+
+// setColumns puts the figures of columns first to last under one another, and
+// keeps a long name from making the table wider than it may be.
+func setColumns(t table.Writer, first, last int) {
+	columns := []table.ColumnConfig{{Number: 1, WidthMax: 24, WidthMaxEnforcer: text.WrapSoft}}
+	for n := first; n <= last; n++ {
+		columns = append(columns, table.ColumnConfig{Number: n, Align: text.AlignRight, AlignHeader: text.AlignRight})
+	}
+	t.SetColumnConfigs(columns)
+}
+
+// wrap breaks a sentence into lines, all but the first indented, and closes it
+// with a newline.
+func wrap(sentence string) string {
+	const indent = "  "
+	var b strings.Builder
+	for i, line := range strings.Split(text.WrapSoft(sentence, width-len(indent)), "\n") {
+		if i > 0 {
+			b.WriteString(indent)
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
+	}
+	return b.String()
+}
