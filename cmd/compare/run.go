@@ -13,7 +13,6 @@ import (
 
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/lane"
-	"github.com/delivered-twice/delivered-twice/internal/report"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
 	"github.com/delivered-twice/delivered-twice/internal/trial"
 )
@@ -88,6 +87,7 @@ func (o *runOptions) run(ctx context.Context) (err error) {
 	if o.databaseURL == "" {
 		o.databaseURL = os.Getenv("DATABASE_URL")
 	}
+	lanes := lane.All()
 	started := time.Now()
 	if o.out == "" {
 		o.out = filepath.Join("runs", started.Format("2006-01-02T15-04-05"))
@@ -95,7 +95,7 @@ func (o *runOptions) run(ctx context.Context) (err error) {
 	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return err
 	}
-	bars := newBars()
+	bars := newBars(o.events, lanes)
 	defer bars.close()
 
 	bars.Phase("starting Kafka and Postgres")
@@ -109,7 +109,7 @@ func (o *runOptions) run(ctx context.Context) (err error) {
 
 	results, remove, err := trial.Run(ctx, trial.Options{
 		Services:            services,
-		Lanes:               lane.Headline(),
+		Lanes:               lanes,
 		Events:              o.events,
 		Rate:                o.rate,
 		PublisherDuplicates: o.publisherDuplicates,
@@ -130,18 +130,15 @@ func (o *runOptions) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := report.Write(o.out, results); err != nil {
+	if err := results.Write(o.out); err != nil {
 		return err
 	}
 	bars.close()
-	if o.json {
-		err = report.JSON(os.Stdout, results)
-	} else {
-		err = report.Table(os.Stdout, results)
+	if err := show(results, o.json); err != nil {
+		return err
+	}
+	if !o.json {
 		fmt.Printf("\nkept in %s\n", o.out)
 	}
-	if err == nil {
-		err = broken(results)
-	}
-	return err
+	return judge(results)
 }

@@ -87,7 +87,7 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 	case p.batchSize < 1:
 		return Usage(fmt.Errorf("--batch-size is %d, must be at least 1", p.batchSize))
 	}
-	planned, err := plannedFailpoint(pginbox.Steps())
+	planned, err := plannedFailpoint(p.steps())
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 	defer closeProducer()
 
 	hook := func(_ context.Context, passage pginbox.Passage) error {
-		return planned.Pass(string(passage.Step))
+		return errors.Join(planned.Pass(string(passage.Step)), planned.Pass(stepOf(passage.Step, passage.Handler)))
 	}
 	inbox, err := pginbox.New(pool, pginbox.Options{
 		Handlers:    handlers,
@@ -153,6 +153,24 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 		return consumer.Run(ctx)
 	})
 	return both.Wait()
+}
+
+// stepOf names the passing of a step by one handler, such as worked@warehouse.
+func stepOf(step pginbox.Step, handler string) string { return string(step) + "@" + handler }
+
+// steps are the names at which a failpoint may strike: a step, whoever passes it,
+// or a step of one handler.
+func (p *inboxPipeline) steps() []string {
+	var steps []string
+	for _, step := range pginbox.Steps() {
+		steps = append(steps, string(step))
+	}
+	for _, step := range []pginbox.Step{pginbox.Begun, pginbox.Inserted, pginbox.Worked, pginbox.Committed} {
+		for _, handler := range p.handlers {
+			steps = append(steps, stepOf(step, handler))
+		}
+	}
+	return steps
 }
 
 // purgeNowAndThen removes old inbox rows until ctx ends. A purge that fails is

@@ -117,6 +117,17 @@ func (m *member) checkKafka(ctx context.Context, topics ...string) error {
 	return m.checkGroup(ctx, admin, partitions[m.input])
 }
 
+// EnsureTopic creates a topic if it is missing.
+func EnsureTopic(ctx context.Context, brokers []string, topic string) error {
+	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	_, err = ensureTopics(ctx, kadm.NewClient(client), []string{topic})
+	return err
+}
+
 // ensureTopics creates the missing topics and returns how many partitions each has.
 func ensureTopics(ctx context.Context, admin *kadm.Client, topics []string) (map[string]int, error) {
 	details, err := admin.ListTopics(ctx, topics...)

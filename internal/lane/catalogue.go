@@ -1,5 +1,10 @@
 package lane
 
+import (
+	"github.com/delivered-twice/delivered-twice/internal/kafkatx"
+	"github.com/delivered-twice/delivered-twice/internal/pginbox"
+)
+
 // Names of lanes that are spoken of outside the catalogue.
 const (
 	EOSPostgres        = "eos + postgres"
@@ -9,9 +14,14 @@ const (
 var catalogue = []Lane{
 	{
 		Name:    EOSPostgres,
+		Short:   "eos",
 		Program: "eos-pipeline",
 		Args:    []string{"--guarantee=exactly-once", "--touch=postgres"},
 		Scopes:  []Scope{Kafka, KafkaUncommitted, Postgres},
+		Steps:   names(kafkatx.Steps(kafkatx.ExactlyOnce)...),
+		Exposed: names(kafkatx.Produced, kafkatx.OffsetsSent),
+		// A transaction a commit interval.
+		Passings: 5,
 		Claims: map[Fault]map[Scope]Claim{
 			NoFault: {
 				Kafka: {Says: ClaimsOnce,
@@ -33,9 +43,15 @@ var catalogue = []Lane{
 	},
 	{
 		Name:    InboxDirectProduce,
+		Short:   "inbox",
 		Program: "inbox-pipeline",
 		Args:    []string{"--guard=inbox", "--publish=direct"},
 		Scopes:  []Scope{Kafka, KafkaUncommitted, Postgres},
+		Steps:   names(pginbox.Steps()...),
+		// It is the warehouse handler that sends records.
+		Exposed: []string{string(pginbox.Worked) + "@warehouse"},
+		// A transaction a poll, and a poll every few milliseconds.
+		Passings: 50,
 		Claims: map[Fault]map[Scope]Claim{
 			NoFault: {
 				Kafka: {Says: ClaimsOnce,

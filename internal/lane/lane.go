@@ -23,6 +23,8 @@ const (
 type Lane struct {
 	// Name is what tables and files call it.
 	Name string
+	// Short is the name in topics, groups, schemas and attempts: letters and digits.
+	Short string
 	// Program is the folder under cmd/ of the program that runs it.
 	Program string
 	// Args are the flags that make the program this lane; addresses, topics and
@@ -30,9 +32,26 @@ type Lane struct {
 	Args []string
 	// Scopes are the places it writes, in the order in which they are shown.
 	Scopes []Scope
+	// Steps are those that the program passes, in their order.
+	Steps []string
+	// Exposed are the steps behind a side effect and before the commit that was to
+	// cover it: a death there must show.
+	Exposed []string
+	// Passings is about how often a step is passed in half a second of a usual run:
+	// it spreads kills over the run.
+	Passings int
 	// Claims has one claim for each of Scopes under each fault that the lane is
 	// run with.
 	Claims map[Fault]map[Scope]Claim
+}
+
+// names turns steps of an engine into their names.
+func names[S ~string](steps ...S) []string {
+	all := make([]string, len(steps))
+	for i, s := range steps {
+		all[i] = string(s)
+	}
+	return all
 }
 
 // Command returns the lane's command line as somebody would type it in the root

@@ -18,10 +18,6 @@ var migrations embed.FS
 // another package can live in one schema.
 const versionsTable = "pginbox_versions"
 
-// migrationLock is one advisory lock a schema; where search_path names no schema
-// that exists, it is a lock on NULL, which is none.
-const migrationLock = `SELECT pg_advisory_lock(hashtextextended('` + versionsTable + ` ' || current_schema(), 0))`
-
 // Migrate creates the tables, or brings them up to date, in the schema that comes
 // first in the search_path of databaseURL; that schema must exist, and the database
 // must be encoded in UTF8. Calling it again does nothing, in a few milliseconds. Of
@@ -42,7 +38,14 @@ func Migrate(ctx context.Context, databaseURL string) error {
 	if encoding := conn.PgConn().ParameterStatus("server_encoding"); encoding != "UTF8" {
 		return fmt.Errorf("pginbox: migrate: database %q is encoded in %s, which can't hold every event id: create it with ENCODING 'UTF8'", config.Database, encoding)
 	}
-	if _, err := conn.Exec(ctx, migrationLock); err != nil {
+	var schema *string
+	if err := conn.QueryRow(ctx, `SELECT current_schema()`).Scan(&schema); err != nil {
+		return fmt.Errorf("pginbox: migrate: %w", err)
+	}
+	if schema == nil {
+		return fmt.Errorf("pginbox: migrate: the search_path of database %q names no schema that exists: create the schema first", config.Database)
+	}
+	if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock(hashtextextended($1, 0))`, versionsTable+" "+*schema); err != nil {
 		return fmt.Errorf("pginbox: migrate: wait for another process that migrates: %w", err)
 	}
 
@@ -57,7 +60,7 @@ func Migrate(ctx context.Context, databaseURL string) error {
 		return fmt.Errorf("pginbox: migrate: %w", err)
 	}
 	if _, err := provider.Up(ctx); err != nil {
-		return fmt.Errorf("pginbox: migrate database %q (does its search_path name a schema that exists?): %w", config.Database, err)
+		return fmt.Errorf("pginbox: migrate schema %q of database %q: %w", *schema, config.Database, err)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package pginbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 )
@@ -30,7 +29,7 @@ func (p PurgePolicy) Validate() error {
 	case p.Window < p.RedeliveryHorizon:
 		return fmt.Errorf("purge window of %v is shorter than the redelivery horizon of %v: events that come again in between would be done again; lengthen the window", p.Window, p.RedeliveryHorizon)
 	case p.BatchRows < 0:
-		return errors.New("rows of a purge batch must not be negative")
+		return fmt.Errorf("purge batch of %d rows, must not be negative", p.BatchRows)
 	}
 	return nil
 }

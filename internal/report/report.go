@@ -154,22 +154,20 @@ func Read(dir string) (Report, error) {
 // Encode writes the report as JSON, indented and closed by a newline. Figures are
 // rounded to a tenth, and passwords in addresses are left out.
 func (r Report) Encode(w io.Writer) error {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
+	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	if err := e.Encode(r.rounded()); err != nil {
-		return fmt.Errorf("encode the results: %w", err)
-	}
-	if _, err := w.Write(redact(b.Bytes())); err != nil {
-		return fmt.Errorf("write the results: %w", err)
+	if err := e.Encode(r.published()); err != nil {
+		return fmt.Errorf("write the results as JSON: %w", err)
 	}
 	return nil
 }
 
-// rounded is a copy whose figures say no more than was measured, and whose lists
-// are never null.
-func (r Report) rounded() Report {
+// published is a copy for others to see: its figures say no more than was
+// measured, its lists are never null, and no address has a password.
+func (r Report) published() Report {
+	r.Environment.Kafka = redact(r.Environment.Kafka)
+	r.Environment.Postgres = redact(r.Environment.Postgres)
 	r.Plan = append([]Kill{}, r.Plan...)
 	for i := range r.Plan {
 		r.Plan[i].RecoveryMS = tenths(r.Plan[i].RecoveryMS)
@@ -177,6 +175,7 @@ func (r Report) rounded() Report {
 	r.Results = append([]Result{}, r.Results...)
 	for i := range r.Results {
 		result := &r.Results[i]
+		result.Command = redact(result.Command)
 		result.Throughput = tenth(result.Throughput)
 		result.RecoveryMS = tenths(result.RecoveryMS)
 		result.WallS = tenth(result.WallS)
@@ -194,15 +193,15 @@ func tenths(f *float64) *float64 {
 	return &rounded
 }
 
-// Passwords are looked for in the finished text, so that it does not matter which
-// field an address got into.
 var (
 	// Up to the last @ of the word, since a password may hold one.
-	urlPassword = regexp.MustCompile(`(://[^:/@\s"]*:)(?:\\.|[^\s"\\])*@`)
-	keyPassword = regexp.MustCompile(`(?i)((?:password|passwd|pwd)\s*=\s*)(?:'(?:\\.|[^'"\\])*'|(?:\\.|[^\s"&\\])+)`)
+	urlPassword = regexp.MustCompile(`(://[^:/@\s]*:)\S*@`)
+	keyPassword = regexp.MustCompile(`(?i)((?:password|passwd|pwd)\s*=\s*)(?:'(?:\\.|[^'])*'|[^\s&]+)`)
 )
 
-func redact(text []byte) []byte {
-	text = urlPassword.ReplaceAll(text, []byte("${1}xxxxx@"))
-	return keyPassword.ReplaceAll(text, []byte("${1}xxxxx"))
+// redact leaves passwords out of a text, in whatever form PostgreSQL's programs
+// accept addresses.
+func redact(text string) string {
+	text = urlPassword.ReplaceAllString(text, "${1}xxxxx@")
+	return keyPassword.ReplaceAllString(text, "${1}xxxxx")
 }

@@ -134,6 +134,16 @@ func TestTableOfAFileWhoseLaneHasLeftTheCatalogue(t *testing.T) {
 	require.Contains(t, render(t, r), "/ kafka: all 20,000 events once.")
 }
 
+func TestTableOfAMillionEvents(t *testing.T) {
+	r := headline(t)
+	r.Results[1] = result(t, lane.InboxDirectProduce, map[lane.Scope]lane.Counts{
+		lane.Kafka:            {Expected: 1_000_000, Once: 1_000_000},
+		lane.KafkaUncommitted: {Expected: 1_000_000, Once: 1_000_000},
+		lane.Postgres:         {Expected: 1_000_000, Once: 999_000, Lost: 1_000},
+	})
+	require.Contains(t, render(t, r), "postgres 1,000,000 999,000 1,000 0 0 BROKEN")
+}
+
 func TestJudgeNeedsEveryScopeClaimedAndCounted(t *testing.T) {
 	l, err := lane.Find(lane.EOSPostgres)
 	require.NoError(t, err)

@@ -30,6 +30,7 @@ var english = message.NewPrinter(language.English)
 // columns. There are colours only where w is a terminal, and none where NO_COLOR
 // is set.
 func (r Report) Table(w io.Writer) error {
+	r = r.published()
 	f, isFile := w.(*os.File)
 	p := painter(isFile && term.IsTerminal(int(f.Fd())))
 	var b bytes.Buffer
@@ -43,7 +44,7 @@ func (r Report) Table(w io.Writer) error {
 	for _, remark := range r.remarks() {
 		b.WriteString(wrap(remark))
 	}
-	if _, err := w.Write(redact(b.Bytes())); err != nil {
+	if _, err := w.Write(b.Bytes()); err != nil {
 		return fmt.Errorf("write the table: %w", err)
 	}
 	return nil
@@ -102,7 +103,7 @@ func (r Report) grid(p painter) string {
 				p.count(s.Lost, s.Held), p.count(s.Duplicated, s.Held), p.count(s.AbortedVisible, s.Held), claim})
 		}
 	}
-	return t.Render()
+	return render(t)
 }
 
 func (r Report) costs(p painter) string {
@@ -120,7 +121,7 @@ func (r Report) costs(p painter) string {
 		row := append(table.Row{result.Lane, english.Sprintf("%.0f", result.Throughput)}, latency...)
 		t.AppendRow(append(row, recovery, r.kills(result.Lane)))
 	}
-	return t.Render()
+	return render(t)
 }
 
 const notAvailable = "n/a"
@@ -218,7 +219,7 @@ func newTable(p painter, header ...any) table.Writer {
 	style.Options.DrawBorder = false
 	style.Options.SeparateColumns = false
 	style.Box.PaddingLeft = ""
-	style.Box.PaddingRight = "  "
+	style.Box.PaddingRight = padding
 	if p {
 		style.Color.Header = text.Colors{text.Bold}
 	}
@@ -226,6 +227,14 @@ func newTable(p painter, header ...any) table.Writer {
 	t.AppendHeader(header)
 	t.SuppressTrailingSpaces()
 	return t
+}
+
+const padding = "  "
+
+// render leaves out what is ruled under the padding of the last column.
+func render(t table.Writer) string {
+	rule := table.StyleLight.Box.MiddleHorizontal
+	return strings.ReplaceAll(t.Render(), strings.Repeat(rule, len(padding))+"\n", "\n")
 }
 
 // setColumns puts the figures of columns first to last under one another, and

@@ -8,17 +8,23 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kadm"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/fault"
 	"github.com/delivered-twice/delivered-twice/internal/lane"
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/report"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
 )
+
+// MaxInstances is how many processes a lane may have. One machine has to carry
+// them all.
+const MaxInstances = 32
 
 const (
 	// minPartitions of the input and output topics; more where there are more
@@ -46,7 +52,7 @@ type Options struct {
 	Instances, Kills int
 	// Seed decides events and kills.
 	Seed uint64
-	// Dir keeps logs; it must exist.
+	// Dir is the folder that keeps the instances' logs.
 	Dir string
 	// Name is the prefix of all topics, groups and schemas.
 	Name string
@@ -71,22 +77,21 @@ type Progress interface {
 type contender struct {
 	lane        lane.Lane
 	output      string // topics
-	deadLetters string
+	deadLetters string // "" where they are rows
 	group       string
 	databaseURL string
 	instances   []*instance
 	plan        []fault.Kill
-	started     time.Time
-	consumed    time.Time
+	consumed    time.Time // when all was
 }
 
 // Run runs a trial and returns what it found. Broken claims are no error: they are
 // in the results. What the trial created in Kafka and Postgres is there until
 // remove is called, which the caller must do, whether or not there was an error.
-func Run(ctx context.Context, o Options) (results report.Results, remove func(context.Context) error, err error) {
+func Run(ctx context.Context, o Options) (results report.Report, remove func(context.Context) error, err error) {
 	r, err := newResources(o.Services.Brokers, o.Services.DatabaseURL)
 	if err != nil {
-		return report.Results{}, func(context.Context) error { return nil }, err
+		return report.Report{}, func(context.Context) error { return nil }, err
 	}
 	remove = func(ctx context.Context) error {
 		defer r.close()
@@ -95,12 +100,12 @@ func Run(ctx context.Context, o Options) (results report.Results, remove func(co
 	started := time.Now()
 	t := &trial{Options: o, resources: r}
 	if err := t.prepare(ctx); err != nil {
-		return report.Results{}, remove, err
+		return report.Report{}, remove, err
 	}
 	if err := t.run(ctx); err != nil {
-		return report.Results{}, remove, err
+		return report.Report{}, remove, err
 	}
-	results, err = t.audit(ctx, started)
+	results, err = t.report(ctx, started)
 	return results, remove, err
 }
 
@@ -133,11 +138,17 @@ func (t *trial) prepare(ctx context.Context) (err error) {
 
 func (t *trial) prepareContender(ctx context.Context, c *contender, number int) (err error) {
 	short := c.lane.Short
+	logs := filepath.Join(t.Dir, "logs")
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		return err
+	}
 	if c.output, err = t.topic(ctx, t.Name+"."+short+".picked", t.partitions()); err != nil {
 		return err
 	}
-	if c.deadLetters, err = t.topic(ctx, t.Name+"."+short+".dead-letters", 1); err != nil {
-		return err
+	if c.lane.Program == cli.EOSPipelineName {
+		if c.deadLetters, err = t.topic(ctx, t.Name+"."+short+".dead-letters", 1); err != nil {
+			return err
+		}
 	}
 	c.group = t.group(t.Name + "." + short)
 	if c.databaseURL, err = t.schema(ctx, t.Name+"_"+short); err != nil {
@@ -156,8 +167,8 @@ func (t *trial) prepareContender(ctx context.Context, c *contender, number int) 
 	for i := range t.Instances {
 		member := &instance{
 			name: fmt.Sprintf("%s-%d", short, i),
-			role: c.lane.Pipeline,
-			args: append(c.lane.Args(),
+			role: c.lane.Program,
+			args: append(slices.Clone(c.lane.Args),
 				"--input="+t.input,
 				"--output="+c.output,
 				"--group="+c.group,
@@ -165,11 +176,14 @@ func (t *trial) prepareContender(ctx context.Context, c *contender, number int) 
 				"--session-timeout="+sessionTimeout.String(),
 			),
 			env: []string{
-				"KAFKA_BROKERS=" + joined(t.Services.Brokers),
+				"KAFKA_BROKERS=" + strings.Join(t.Services.Brokers, ","),
 				"DATABASE_URL=" + c.databaseURL, // not an argument: everybody on the machine can read those
 			},
-			logs:   filepath.Join(t.Dir, "logs"),
+			logs:   logs,
 			killed: func() { t.Progress.Killed(c.lane.Name) },
+		}
+		if c.deadLetters != "" {
+			member.args = append(member.args, "--dead-letters="+c.deadLetters)
 		}
 		for _, kill := range c.plan {
 			if kill.Instance == i {
@@ -178,7 +192,7 @@ func (t *trial) prepareContender(ctx context.Context, c *contender, number int) 
 		}
 		c.instances = append(c.instances, member)
 	}
-	return os.MkdirAll(filepath.Join(t.Dir, "logs"), 0o755)
+	return nil
 }
 
 // run starts the instances, publishes, and waits until every lane has consumed all
@@ -198,7 +212,6 @@ func (t *trial) run(ctx context.Context) (err error) {
 	running, stop := context.WithCancel(workCtx)
 	defer stop()
 	for _, c := range t.contenders {
-		c.started = time.Now()
 		for _, member := range c.instances {
 			work.Go(func() error { return member.run(running) })
 		}
@@ -305,5 +318,3 @@ func wait(ctx context.Context, d time.Duration) error {
 		return nil
 	}
 }
-
-var _ = kadm.Client{}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/delivered-twice/delivered-twice/internal/cli"
+	"github.com/delivered-twice/delivered-twice/internal/report"
+)
+
+func reportCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "report DIR",
+		Short: "Show the results of an earlier run again",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return cli.Usage(errors.New("name one folder that a run has kept"))
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			results, err := report.Read(args[0])
+			if err != nil {
+				return err
+			}
+			if err := show(results, asJSON); err != nil {
+				return err
+			}
+			return judge(results)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print results.json to stdout, and nothing else")
+	return cmd
+}
+
+func show(r report.Report, asJSON bool) error {
+	if asJSON {
+		return r.Encode(os.Stdout)
+	}
+	return r.Table(os.Stdout)
+}
+
+// judge returns an error if a claim did not hold.
+func judge(r report.Report) error {
+	if r.Held() {
+		return nil
+	}
+	return fmt.Errorf("%w: the verdicts above say which", cli.ErrBroken)
+}
