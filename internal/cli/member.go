@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -21,6 +22,9 @@ import (
 // defaultPartitions is how many partitions a pipeline gives a topic that it has
 // to create.
 const defaultPartitions = 4
+
+// coordinatorPatience bounds how long the group's coordinator is waited for.
+const coordinatorPatience = 15 * time.Second
 
 // member are the flags that both pipelines have: who they are and where they
 // stand.
@@ -114,7 +118,15 @@ func (m *member) checkKafka(ctx context.Context, topics ...string) error {
 	if err != nil {
 		return err
 	}
-	return m.checkGroup(ctx, admin, partitions[m.input])
+	// A cluster's first group waits until the coordinator's own topic is there.
+	_, err = backoff.Retry(ctx, func() (struct{}, error) {
+		err := m.checkGroup(ctx, admin, partitions[m.input])
+		if err != nil && !kerr.IsRetriable(err) {
+			err = backoff.Permanent(err)
+		}
+		return struct{}{}, err
+	}, backoff.WithMaxElapsedTime(coordinatorPatience))
+	return err
 }
 
 // EnsureTopic creates a topic if it is missing.

@@ -34,7 +34,7 @@ func (r Report) Table(w io.Writer) error {
 	f, isFile := w.(*os.File)
 	p := painter(isFile && term.IsTerminal(int(f.Fd())))
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s\n\n%s\n\n", r.grid(p), r.costs(p))
+	fmt.Fprintf(&b, "%s\n\n%s\n\n", r.grid(p), r.costs())
 	for _, result := range r.Results {
 		for _, s := range slices.Sorted(maps.Keys(result.Scopes)) {
 			b.WriteString(wrap(result.verdict(p, s)))
@@ -78,7 +78,7 @@ func (p painter) count(n int, held bool) string {
 }
 
 func (r Report) grid(p painter) string {
-	t := newTable(p, "approach", "scope", "expected", "once", "lost", "duplicated", "aborted-\nvisible", "claim")
+	t := newTable("approach", "scope", "expected", "once", "lost", "duplicated", "aborted-\nvisible", "claim")
 	setColumns(t, 3, 7)
 	for i, result := range r.Results {
 		if i > 0 {
@@ -106,8 +106,8 @@ func (r Report) grid(p painter) string {
 	return render(t)
 }
 
-func (r Report) costs(p painter) string {
-	t := newTable(p, "approach", "events/s", "p50 ms", "p99 ms", "max ms", "recovery ms", "kills")
+func (r Report) costs() string {
+	t := newTable("approach", "events/s", "p50 ms", "p99 ms", "max ms", "recovery ms", "kills")
 	setColumns(t, 2, 7)
 	for _, result := range r.Results {
 		latency := []any{notAvailable, notAvailable, notAvailable}
@@ -212,7 +212,7 @@ func (r Report) remarks() []string {
 	return remarks
 }
 
-func newTable(p painter, header ...any) table.Writer {
+func newTable(header ...any) table.Writer {
 	t := table.NewWriter()
 	style := table.StyleLight
 	style.Format.Header = text.FormatDefault
@@ -220,9 +220,6 @@ func newTable(p painter, header ...any) table.Writer {
 	style.Options.SeparateColumns = false
 	style.Box.PaddingLeft = ""
 	style.Box.PaddingRight = padding
-	if p {
-		style.Color.Header = text.Colors{text.Bold}
-	}
 	t.SetStyle(style)
 	t.AppendHeader(header)
 	t.SuppressTrailingSpaces()
