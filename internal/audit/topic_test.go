@@ -32,11 +32,16 @@ type topic struct {
 
 func newTopic(t *testing.T, partitions int32) topic {
 	t.Helper()
+	opts := []kgo.Opt{
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		// A topic this fresh may have to be asked for again.
+		kgo.MetadataMinAge(100 * time.Millisecond),
+	}
 	return topic{
 		TB:    t,
 		name:  sandboxtest.Topic(t, partitions),
-		plain: sandboxtest.Client(t, kgo.RecordPartitioner(kgo.ManualPartitioner())),
-		inTxn: sandboxtest.Client(t, kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.TransactionalID(sandboxtest.Name(t))),
+		plain: sandboxtest.Client(t, opts...),
+		inTxn: sandboxtest.Client(t, append(opts, kgo.TransactionalID(sandboxtest.Name(t)))...),
 	}
 }
 

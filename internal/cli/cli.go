@@ -35,16 +35,23 @@ type usageError struct{ error }
 // it.
 func Usage(err error) error { return usageError{err} }
 
+// errInterrupted is the end of a command that a signal kept from its purpose.
+var errInterrupted = errors.New("interrupted")
+
 // Run executes a command with its arguments, as main does: its context ends at
-// SIGINT and SIGTERM, and the result is the exit code. Errors are one line on
-// stderr.
+// SIGINT and SIGTERM, a second of which ends the process at once, and the result is
+// the exit code. Errors are one line on stderr.
 func Run(cmd *cobra.Command, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
 	cmd.SetArgs(args)
 	at, err := cmd.ExecuteContextC(ctx)
+	if err != nil && ctx.Err() != nil && !errors.Is(err, ErrBroken) {
+		err = errInterrupted
+	}
 	return exitCode(os.Stderr, at, err)
 }
 
@@ -62,6 +69,18 @@ func exitCode(stderr io.Writer, cmd *cobra.Command, err error) int {
 	default:
 		fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
 		return ExitUnusable
+	}
+}
+
+// untilStopped runs a program whose purpose is to run until it is told to stop: if
+// that comes while it is still starting, it is no failure either.
+func untilStopped(run func(context.Context) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, _ []string) error {
+		err := run(cmd.Context())
+		if errors.Is(err, context.Canceled) && cmd.Context().Err() != nil {
+			return nil
+		}
+		return err
 	}
 }
 

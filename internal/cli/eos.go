@@ -54,7 +54,7 @@ points in Postgres from inside that transaction, which does not cover them.
 Several instances share the partitions; each needs an --instance of its own.
 SIGTERM finishes what is open and ends it.`,
 		Args: NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return p.run(cmd.Context()) },
+		RunE: untilStopped(p.run),
 	}
 	p.flags(cmd, EOSPipelineName, "orders.picked")
 	f := cmd.Flags()

@@ -61,7 +61,7 @@ from inside that transaction, which does not cover it.
 Several instances share the partitions; each needs an --instance of its own.
 SIGTERM finishes the batch in hand and ends it.`,
 		Args: NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return p.run(cmd.Context()) },
+		RunE: untilStopped(p.run),
 	}
 	p.flags(cmd, InboxPipelineName, "orders.picked")
 	f := cmd.Flags()

@@ -243,7 +243,18 @@ func (s *session) close() error {
 	if s.open != nil && s.transactional() {
 		err = s.open.abort()
 	}
-	s.consumer.CloseAllowingRebalance()
+	s.consumer.AllowRebalance()
+	// There is nothing to tell the group, and a join that waits for other members is
+	// not waited for.
+	_ = s.consumer.LeaveGroupContext(ended)
+	s.consumer.Close()
 	s.producer.Close()
 	return err
 }
+
+// ended is a context that has ended.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()

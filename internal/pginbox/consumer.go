@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
@@ -210,14 +211,14 @@ func (c *Consumer) fetchError(f kgo.FetchError) error {
 
 // deliver processes a batch and acknowledges it.
 func (c *Consumer) deliver(ctx context.Context, client *kgo.Client, events []Event) error {
-	pause := newBackoff(c.options.RetryBackoff)
+	pauses := newBackoff(c.options.RetryBackoff)
 	for {
 		err := c.options.Hook.pass(ctx, Passage{Step: Polled, Events: events})
 		if err == nil {
 			break
 		}
-		if stopped := sleep(ctx, pause.NextBackOff()); stopped != nil {
-			return fmt.Errorf("%w, the last attempt: %w", stopped, err)
+		if err := c.pause(ctx, pauses, err); err != nil {
+			return err
 		}
 	}
 	if err := c.options.Process(ctx, events); err != nil {
@@ -237,7 +238,7 @@ func (c *Consumer) acknowledge(ctx context.Context, client *kgo.Client, events [
 	for i, e := range events {
 		records[i] = e.Record
 	}
-	pause := newBackoff(c.options.RetryBackoff)
+	pauses := newBackoff(c.options.RetryBackoff)
 	begin := time.Now()
 	for {
 		err := client.CommitRecords(ctx, records...)
@@ -254,16 +255,27 @@ func (c *Consumer) acknowledge(ctx context.Context, client *kgo.Client, events [
 			return nil
 		}
 		last := records[len(records)-1]
-		err = fmt.Errorf("commit offsets of %d records, the last in topic %s, partition %d: %w", len(records), last.Topic, last.Partition, err)
+		err = fmt.Errorf("acknowledge %d records, the last at topic %s, partition %d, offset %d: %w", len(records), last.Topic, last.Partition, last.Offset, err)
 		if time.Since(begin) > acknowledgePatience {
 			return err
 		}
-		wait := pause.NextBackOff()
-		c.options.Logger.Warn("acknowledging failed; it is tried again", "after", wait, "cause", err)
-		if stopped := sleep(ctx, wait); stopped != nil {
-			return fmt.Errorf("%w, the last attempt: %w", stopped, err)
+		if err := c.pause(ctx, pauses, err); err != nil {
+			return err
 		}
 	}
+}
+
+// pause waits before what failed with err is tried again. It returns an error when
+// ctx ends.
+func (c *Consumer) pause(ctx context.Context, pauses *backoff.ExponentialBackOff, err error) error {
+	wait := pauses.NextBackOff()
+	if ctx.Err() == nil {
+		c.options.Logger.Warn("a step failed through no fault of the records; it is tried again", "after", wait, "cause", err)
+	}
+	if stopped := sleep(ctx, wait); stopped != nil {
+		return fmt.Errorf("%w, the last attempt: %w", stopped, err)
+	}
+	return nil
 }
 
 // fatal returns err, told to a person, if another try cannot mend it, and nil

@@ -36,6 +36,7 @@ func TestAMishapAtEveryStep(t *testing.T) {
 			for name, mishap := range mishaps {
 				for _, poison := range []string{"", "evt_003"} {
 					t.Run(fmt.Sprintf("%s, %s at %s, poison %q", keys, name, step, poison), func(t *testing.T) {
+						t.Parallel()
 						db := newDatabase(t)
 						var passed counter
 						in := db.inbox(pginbox.Options{
@@ -142,6 +143,7 @@ func TestCommitOfUnknownOutcome(t *testing.T) {
 		for _, mode := range []string{"before", "after"} {
 			for _, poison := range []string{"", "evt_003"} {
 				t.Run(fmt.Sprintf("%s, cut %s it is executed, poison %q", keys, mode, poison), func(t *testing.T) {
+					t.Parallel()
 					cut := &cutter{}
 					cut.mode.Store("")
 					db := newDatabase(t, func(c *pgxpool.Config) {

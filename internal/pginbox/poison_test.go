@@ -37,6 +37,7 @@ func TestPoisonInABatch(t *testing.T) {
 	} {
 		for _, keys := range bothKeys {
 			t.Run(fmt.Sprintf("%s, %s", name, keys), func(t *testing.T) {
+				t.Parallel()
 				db := newDatabase(t)
 				poisonous := make(map[string]bool)
 				for _, id := range c.poison {
@@ -164,6 +165,7 @@ func TestHandlersThatMisbehave(t *testing.T) {
 	} {
 		for _, others := range [][]string{without(numbered(10), bad), {"evt_000"}, nil} {
 			t.Run(fmt.Sprintf("%s, beside %d others", name, len(others)), func(t *testing.T) {
+				t.Parallel()
 				db := newDatabase(t)
 				db.exec(`CREATE TABLE parent (id int PRIMARY KEY)`)
 				db.exec(`CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)`)

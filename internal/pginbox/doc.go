@@ -1,0 +1,82 @@
+// Package pginbox is the inbox, also known as the idempotent consumer: it does the
+// work of an event in PostgreSQL once, although the event is delivered at least once.
+//
+// # The problem
+//
+// Kafka, a queue, a webhook: whatever redelivers until it is acknowledged delivers
+// some events twice. A process that dies between doing the work and acknowledging it
+// has done the work, and gets the event again. Acknowledging first only turns the
+// duplicate into a loss.
+//
+// # How
+//
+// The event's id and the work go into one transaction, the id first:
+//
+//	BEGIN;
+//	INSERT INTO processed_messages (handler, event_id)
+//	SELECT 'warehouse', unnest(ARRAY['evt_9f3k', 'evt_9f3l'])
+//	ON CONFLICT (handler, event_id) DO NOTHING
+//	RETURNING event_id;  -- the fresh ones: only these are worked on
+//	INSERT INTO pick_tasks …
+//	COMMIT;
+//	-- and only now the acknowledgement
+//
+// A redelivered id finds its row, and there is nothing to do but to acknowledge it.
+// The rest is a matter of what happens at the same time, and of what goes wrong:
+//
+//   - Two deliveries of one event at the same moment: the INSERT of the second waits
+//     for the transaction of the first. If that one commits, the event is done; if it
+//     rolls back, the second does the work. A SELECT before the INSERT would see
+//     nothing in both, and both would do the work.
+//   - Two workers that share some ids: all insert in the same order, so one waits for
+//     the other, and none deadlocks.
+//   - The process dies, or the connection: the server rolls both back, or has
+//     committed both.
+//   - COMMIT was sent and no answer came: nobody knows what became of it, and nobody
+//     needs to. The next attempt inserts first and finds out.
+//   - An event that cannot be handled (poison): the batch is tried again in ever
+//     smaller parts under savepoints; the others are done, and after
+//     [Options].MaxAttempts failures alone it is stored as a dead letter, in the same
+//     transaction as its inbox row. It holds nobody up, and comes back to nobody.
+//   - An id that a text column can't hold: a dead letter too, at once. With
+//     [HashKeys] any id will do.
+//   - Several handlers of one event: each has rows and transactions of its own.
+//
+// # What is promised
+//
+// Once [Inbox.Process] has returned nil, each event has been worked on by each handler
+// in exactly one committed transaction since its inbox row was last purged, or is a
+// dead letter. That holds whatever dies and whenever, and however many processes
+// deliver the same events at the same time.
+//
+// Acknowledging is the caller's part, and must come after. [Consumer] does it for a
+// Kafka consumer group; Process knows nothing of groups and serves any source.
+//
+// # Where it stops
+//
+//   - Only the database that holds the inbox is covered. An HTTP call or a record
+//     that a handler produces to Kafka happens again with every attempt, also when the
+//     transaction is rolled back: give the other side an idempotency key, or write
+//     what is to be sent into an outbox table, in the transaction.
+//   - What comes again after its row was purged is done again. [PurgePolicy] refuses a
+//     window that is shorter than redelivery can last; how long that is, only the
+//     source can tell. A consumer group whose offsets are lost starts over at the
+//     beginning of the topic, so the topic's retention counts.
+//   - Order is not fenced. An event that failed is done after those that came later in
+//     its batch; and a consumer that was paused while its partitions moved on may
+//     still do the work of what nobody has done yet, after what came later.
+//   - Ids are believed. Two events under one id are one, and one event under two ids
+//     is two.
+//   - A commit that the server forgets (synchronous_commit off and a crash, a failover
+//     to a replica that lagged) takes row and work with it, and the event is lost if
+//     it was acknowledged by then.
+//   - Attempts are counted in memory: a process that dies gives an event fresh ones.
+//
+// # What it costs
+//
+// One round trip more than the work alone, for a whole batch, and a row and two index
+// entries an event. The table cannot be partitioned by seen_at, because a
+// unique index of a partitioned table must contain the partition key (PostgreSQL
+// manual, "Table Partitioning"), and the same id would fit in again under another
+// seen_at.
+package pginbox
