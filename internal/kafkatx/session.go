@@ -89,6 +89,8 @@ func (s *session) run(ctx, work context.Context) error {
 			}
 			if wait {
 				sleep(ctx, pause.NextBackOff())
+			} else {
+				pause.Reset() // the next failure is another record's
 			}
 		} else if err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 )
@@ -58,13 +59,17 @@ func (e Event) Encode() []byte {
 }
 
 // Decode reads what [Event.Encode] wrote. An empty value (a Kafka tombstone),
-// anything that is not a JSON object, and an event without order id, customer or
+// anything that is not a JSON object in UTF-8, and an event without order id, customer or
 // a positive sequence are refused with an error that wraps [ErrMalformed].
 //
 // The id inside the body may be empty: identity is [ID]'s to decide.
 func Decode(b []byte) (Event, error) {
 	if len(b) == 0 {
 		return Event{}, fmt.Errorf("%w: the value is empty (a tombstone)", ErrMalformed)
+	}
+	if !utf8.Valid(b) {
+		// encoding/json would put U+FFFD in the place of what it can't read.
+		return Event{}, fmt.Errorf("%w: not valid UTF-8", ErrMalformed)
 	}
 	var e Event
 	if err := json.Unmarshal(b, &e); err != nil {

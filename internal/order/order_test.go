@@ -52,6 +52,7 @@ func TestCodec(t *testing.T) {
 	for name, value := range map[string]string{
 		"a tombstone":      "",
 		"not JSON":         "\xff\xfe",
+		"no UTF-8":         "{\"order_id\":\"o\xff\",\"customer\":\"c\",\"sequence\":1}",
 		"not an object":    `[1]`,
 		"no order":         `{"customer":"c","sequence":1}`,
 		"no customer":      `{"order_id":"o","sequence":1}`,
