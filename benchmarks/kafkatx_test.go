@@ -15,6 +15,7 @@ import (
 // BenchmarkKafkaTx: consume, pass on, produce, commit. A batch is a transaction's
 // input, at most.
 func BenchmarkKafkaTx(b *testing.B) {
+	printEnvironment(b)
 	for _, guarantee := range kafkatx.Guarantees() {
 		for _, batch := range batches {
 			b.Run(fmt.Sprintf("guarantee=%s/batch=%d", guarantee, batch), func(b *testing.B) {

@@ -2,6 +2,8 @@ package benchmarks_test
 
 import (
 	"context"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +20,17 @@ const partitions = 4
 
 // batches are how many events are committed together.
 var batches = []int{1, 10, 100, 1_000, 10_000}
+
+var once sync.Once
+
+// printEnvironment prints what the figures were measured on, once, in the form that
+// benchstat reads (key: value).
+func printEnvironment(b *testing.B) {
+	once.Do(func() {
+		kafka, postgres := sandboxtest.Versions(b)
+		fmt.Printf("kafka: %s\npostgres: %s\n", kafka, postgres)
+	})
+}
 
 // filled returns a topic with n OrderPaid events.
 func filled(b *testing.B, n int) string {

@@ -14,11 +14,19 @@ import (
 )
 
 func main() {
+	registerPipelines()
+	process.Init()
+	os.Exit(run(os.Args[1:]))
+}
+
+// registerPipelines makes this binary able to be the pipelines, too: so there is
+// one thing to build.
+func registerPipelines() {
 	process.Register(cli.EOSPipelineName, cli.EOSPipeline)
 	process.Register(cli.InboxPipelineName, cli.InboxPipeline)
-	process.Init()
-	os.Exit(cli.Run(command(), withDefaultCommand(os.Args[1:])))
 }
+
+func run(args []string) int { return cli.Run(command(), withDefaultCommand(args)) }
 
 func command() *cobra.Command {
 	root := &cobra.Command{

@@ -96,6 +96,17 @@ func Brokers(t testing.TB) []string {
 	return services.Brokers
 }
 
+// Versions returns what the tests' Kafka and PostgreSQL say they are, as
+// [sandbox.Services] tells it.
+func Versions(t testing.TB) (kafkaVersion, postgresVersion string) {
+	t.Helper()
+	k, err := kafka()
+	require.NoError(t, err)
+	p, err := postgres()
+	require.NoError(t, err)
+	return k.KafkaVersion, p.PostgresVersion
+}
+
 // Client returns a client of the tests' Kafka with the given options, which is
 // closed when the test ends.
 func Client(t testing.TB, opts ...kgo.Opt) *kgo.Client {

@@ -1,0 +1,230 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kadm"
+
+	"github.com/delivered-twice/delivered-twice/internal/cli"
+	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/process"
+	"github.com/delivered-twice/delivered-twice/internal/report"
+	"github.com/delivered-twice/delivered-twice/internal/sandbox/sandboxtest"
+)
+
+const role = "compare"
+
+func TestMain(m *testing.M) {
+	registerPipelines()
+	process.Register(role, run)
+	sandboxtest.Main(m)
+}
+
+// compared is what a run of the program left behind.
+type compared struct {
+	code           int
+	stdout, stderr string
+}
+
+func compare(t *testing.T, env []string, args ...string) compared {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := process.Command(role, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Env = append(cmd.Environ(), env...)
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		require.NoError(t, err)
+	}
+	return compared{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+func onSharedServices(t *testing.T) []string {
+	return []string{
+		"KAFKA_BROKERS=" + strings.Join(sandboxtest.Brokers(t), ","),
+		"DATABASE_URL=" + sandboxtest.Database(t),
+	}
+}
+
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	// Whatever it is, it stays out of everything that is kept or shown.
+	env := onSharedServices(t)
+	done := compare(t, env, "run", "--events=4000", "--rate=1000", "--kills=8", "--seed=7", "--json", "--out="+dir)
+	require.Equal(t, cli.ExitOK, done.code, done.stderr)
+	require.Empty(t, done.stderr, "no terminal, no progress")
+
+	kept, err := report.Read(dir)
+	require.NoError(t, err)
+	var shown report.Report
+	require.NoError(t, json.Unmarshal([]byte(done.stdout), &shown), "stdout is results.json and nothing else")
+	require.Equal(t, kept, shown)
+
+	require.Len(t, kept.Results, 2)
+	eos, inbox := kept.Results[0], kept.Results[1]
+	require.Equal(t, 4, eos.Injections)
+	require.Equal(t, 4, inbox.Injections)
+	require.Len(t, kept.Plan, 8)
+	for _, kill := range kept.Plan {
+		require.True(t, kill.Fired, "%+v", kill)
+	}
+	all := lane.Counts{Expected: 4000, Once: 4000}
+	require.Equal(t, all, eos.Scopes[lane.Kafka].Counts)
+	require.Positive(t, eos.Scopes[lane.KafkaUncommitted].AbortedVisible)
+	require.Positive(t, eos.Scopes[lane.Postgres].Duplicated)
+	require.Equal(t, all, inbox.Scopes[lane.Postgres].Counts)
+	require.Positive(t, inbox.Scopes[lane.Kafka].Duplicated)
+	require.Positive(t, eos.LatencyMS.P99)
+	require.Positive(t, *eos.RecoveryMS)
+	require.Positive(t, *inbox.RecoveryMS)
+
+	t.Run("report shows the same again", func(t *testing.T) {
+		again := compare(t, nil, "report", dir, "--json")
+		require.Equal(t, cli.ExitOK, again.code)
+		require.Equal(t, done.stdout, again.stdout)
+		table := compare(t, nil, "report", dir)
+		require.Equal(t, cli.ExitOK, table.code)
+		require.Contains(t, table.stdout, eos.Lane)
+	})
+	t.Run("a broken claim exits with 1", func(t *testing.T) {
+		broken := t.TempDir()
+		scope := kept.Results[0].Scopes[lane.Kafka]
+		scope.Counts = lane.Counts{Expected: 4000, Once: 3999, Lost: 1}
+		scope.Held = false
+		kept.Results[0].Scopes[lane.Kafka] = scope
+		require.NoError(t, kept.Write(broken))
+		told := compare(t, nil, "report", broken)
+		require.Equal(t, cli.ExitBroken, told.code)
+		require.Contains(t, told.stdout, "BROKEN")
+	})
+	t.Run("no password is kept", func(t *testing.T) {
+		config, err := pgx.ParseConfig(strings.TrimPrefix(env[1], "DATABASE_URL="))
+		require.NoError(t, err)
+		if config.Password == "" {
+			return // the given database asks for none
+		}
+		require.NoError(t, filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			content, err := os.ReadFile(path)
+			require.NotContains(t, string(content), config.Password, path)
+			return err
+		}))
+	})
+}
+
+// Nothing is killed: everything is once everywhere, and that is what is claimed.
+func TestRunWithoutKills(t *testing.T) {
+	done := compare(t, onSharedServices(t), "--events=500", "--rate=0", "--kills=0", "--instances=1", "--json", "--out="+t.TempDir())
+	require.Equal(t, cli.ExitOK, done.code, done.stderr)
+	var shown report.Report
+	require.NoError(t, json.Unmarshal([]byte(done.stdout), &shown))
+	for _, result := range shown.Results {
+		require.Equal(t, lane.NoFault, result.Fault)
+		for scope, counted := range result.Scopes {
+			require.Equal(t, lane.Counts{Expected: 500, Once: 500}, counted.Counts, "%s, %s", result.Lane, scope)
+		}
+	}
+}
+
+// left returns the names of what a run has left on the shared services.
+func left(t *testing.T) (names []string) {
+	admin := kadm.NewClient(sandboxtest.Client(t))
+	topics, err := admin.ListTopics(t.Context())
+	require.NoError(t, err)
+	names = append(names, topics.Names()...)
+	groups, err := admin.ListGroups(t.Context())
+	require.NoError(t, err)
+	names = append(names, groups.Groups()...)
+	connection, err := pgx.Connect(t.Context(), sandboxtest.Database(t))
+	require.NoError(t, err)
+	defer connection.Close(t.Context())
+	rows, err := connection.Query(t.Context(), `SELECT nspname FROM pg_namespace`)
+	require.NoError(t, err)
+	schemas, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	names = append(names, schemas...)
+	ours := names[:0]
+	for _, name := range names {
+		if strings.HasPrefix(name, "delivered_twice_") {
+			ours = append(ours, name)
+		}
+	}
+	return ours
+}
+
+func TestRunTakesItsTracesAway(t *testing.T) {
+	args := []string{"--events=200", "--rate=0", "--kills=0", "--instances=1", "--json", "--out=" + t.TempDir()}
+	before := left(t)
+	require.Equal(t, cli.ExitOK, compare(t, onSharedServices(t), args...).code)
+	require.Eventually(t, func() bool { return len(left(t)) == len(before) }, 30*time.Second, 50*time.Millisecond)
+	require.Equal(t, cli.ExitOK, compare(t, onSharedServices(t), append(args, "--keep")...).code)
+	require.Len(t, left(t), len(before)+8, "one input, two outputs, dead letters, two groups, two schemas")
+}
+
+func TestInterrupted(t *testing.T) {
+	before := left(t)
+	cmd := process.Command(role, "--events=100000", "--rate=100", "--out="+t.TempDir())
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	cmd.Env = append(cmd.Environ(), onSharedServices(t)...)
+	require.NoError(t, cmd.Start())
+	require.Eventually(t, func() bool { return len(left(t)) == len(before)+8 }, 30*time.Second, 10*time.Millisecond)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	require.Error(t, cmd.Wait())
+	require.Equal(t, cli.ExitUnusable, cmd.ProcessState.ExitCode())
+	require.Contains(t, stderr.String(), "interrupted")
+	require.Eventually(t, func() bool { return len(left(t)) == len(before) }, 30*time.Second, 50*time.Millisecond)
+}
+
+func TestUnusable(t *testing.T) {
+	const usage = "usage: compare"
+	for name, c := range map[string]struct {
+		args []string
+		says []string
+	}{
+		"no events":          {[]string{"--events=0"}, []string{"--events is 0", usage}},
+		"negative events":    {[]string{"run", "--events", "-5"}, []string{"--events is -5", usage}},
+		"no instances":       {[]string{"--instances=0"}, []string{"--instances is 0", usage}},
+		"too many instances": {[]string{"--instances=1000"}, []string{"--instances is 1000", usage}},
+		"negative rate":      {[]string{"--rate=-1"}, []string{"--rate is -1", usage}},
+		"negative kills":     {[]string{"--kills=-1"}, []string{"--kills is -1", usage}},
+		"more than all":      {[]string{"--publisher-duplicates=2"}, []string{"--publisher-duplicates is 2", usage}},
+		"unknown Kafka":      {[]string{"--kafka=franz"}, []string{`"franz"`, "embedded", "apache", usage}},
+		"unknown flag":       {[]string{"--evnts=5"}, []string{"--evnts", usage}},
+		"no number":          {[]string{"--events=many"}, []string{"many", usage}},
+		"unknown command":    {[]string{"rum"}, []string{`"rum"`, usage}},
+		"an argument":        {[]string{"run", "fast"}, []string{`"fast"`, usage}},
+		"no folder":          {[]string{"report"}, []string{usage}},
+		"an empty folder":    {[]string{"report", t.TempDir()}, []string{"results.json"}},
+		"unreachable":        {[]string{"--brokers=127.0.0.1:1"}, []string{"127.0.0.1:1"}},
+		"wrong password":     {[]string{"--database-url=postgres://u:open-sesame@127.0.0.1:1/d"}, []string{"127.0.0.1:1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := c.args
+			if name == "unreachable" || name == "wrong password" {
+				args = append(args, "--out="+t.TempDir())
+			}
+			done := compare(t, onSharedServices(t), args...)
+			require.Equal(t, cli.ExitUnusable, done.code, done.stderr)
+			for _, says := range c.says {
+				require.Contains(t, done.stderr, says)
+			}
+			require.Empty(t, done.stdout)
+			require.NotContains(t, done.stderr, "open-sesame")
+		})
+	}
+}
