@@ -57,7 +57,7 @@ func generate(ctx context.Context, brokers []string, topic string, o order.Strea
 		return err
 	}
 	sent := 0
-	if err := trial.Publish(ctx, brokers, topic, o, rate, func(n int) { sent = n }); err != nil {
+	if err := trial.Publish(ctx, brokers, topic, o, trial.Every(rate), func(n int) { sent = n }); err != nil {
 		return err
 	}
 	fmt.Printf("%d records sent to topic %s\n", sent, topic)

@@ -107,6 +107,8 @@ func TestTwoDeliveriesOfOneEventAtTheSameMoment(t *testing.T) {
 					db := newDatabase(t)
 					var calls counter
 					entered, leave := make(chan struct{}), make(chan struct{})
+					release := sync.OnceFunc(func() { close(leave) })
+					t.Cleanup(release)
 					h := worker("warehouse", func(context.Context, pgx.Tx, pginbox.Event) error {
 						if calls.next() > 1 {
 							return nil
@@ -126,7 +128,7 @@ func TestTwoDeliveriesOfOneEventAtTheSameMoment(t *testing.T) {
 					<-entered
 					go func() { results <- in.Process(t.Context(), events("evt_9f3k")) }()
 					db.awaitWaiting(1)
-					close(leave)
+					release()
 					require.NoError(t, <-results)
 					require.NoError(t, <-results)
 					require.Equal(t, []string{"evt_9f3k"}, db.done("warehouse"))

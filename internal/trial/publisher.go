@@ -14,13 +14,13 @@ import (
 // Publish sends a stream of events to a topic, the way their publisher would, and
 // returns when the last one is acknowledged.
 //
-// At a rate above 0 (records/s) the n-th record is created n/rate after the start,
-// and says so in its timestamp even if the broker was slow to take it: time spent
-// waiting to be sent counts as latency (no coordinated omission). At 0 records are
-// sent, and created, as fast as the broker takes them.
+// interval says how long after its predecessor the n-th record (from 0) is created.
+// The record says so in its timestamp even if the broker was slow to take it: time
+// spent waiting to be sent counts as latency (no coordinated omission). A record
+// whose interval is 0 is created when it is sent, and sent when the broker takes it.
 //
 // progress, where set, is called with the number of records acknowledged so far.
-func Publish(ctx context.Context, brokers []string, topic string, o order.StreamOptions, rate int, progress func(sent int)) error {
+func Publish(ctx context.Context, brokers []string, topic string, o order.StreamOptions, interval func(n int) time.Duration, progress func(sent int)) error {
 	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ClientID("publisher"), kgo.ProducerLinger(0))
 	if err != nil {
 		return err
@@ -43,16 +43,15 @@ func Publish(ctx context.Context, brokers []string, topic string, o order.Stream
 			progress(acked)
 		}
 	}
-	begin, n := time.Now(), 0
+	due, n := time.Now(), 0
 	for e := range order.Stream(o) {
 		record := e.Record(topic)
-		if rate > 0 {
-			record.Timestamp = begin.Add(time.Duration(n) * time.Second / time.Duration(rate))
-			if ahead := time.Until(record.Timestamp); ahead > time.Millisecond {
-				select {
-				case <-ctx.Done():
-					return ctx.Err()
-				case <-time.After(ahead):
+		if after := interval(n); after > 0 {
+			due = due.Add(after)
+			record.Timestamp = due
+			if ahead := time.Until(due); ahead > time.Millisecond {
+				if err := wait(ctx, ahead); err != nil {
+					return err
 				}
 			}
 		}
@@ -65,4 +64,13 @@ func Publish(ctx context.Context, brokers []string, topic string, o order.Stream
 	mu.Lock()
 	defer mu.Unlock()
 	return failed
+}
+
+// Every returns the interval of a constant rate (records/s); 0 is as fast as the
+// broker takes them.
+func Every(rate int) func(n int) time.Duration {
+	if rate == 0 {
+		return func(int) time.Duration { return 0 }
+	}
+	return func(int) time.Duration { return time.Second / time.Duration(rate) }
 }

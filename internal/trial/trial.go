@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -43,7 +44,7 @@ type Options struct {
 	Services *sandbox.Services
 	Lanes    []lane.Lane
 	// Events is how many distinct events there are, and Rate how many are sent a
-	// second; 0: as many as the broker takes.
+	// second, 0 for as many as the broker takes. While kills are behind, fewer are.
 	Events, Rate int
 	// PublisherDuplicates is the share of events that are sent twice.
 	PublisherDuplicates float64
@@ -82,7 +83,8 @@ type contender struct {
 	databaseURL string
 	instances   []*instance
 	plan        []fault.Kill
-	consumed    time.Time // when all was
+	killed      atomic.Int64 // how many of them have struck
+	consumed    time.Time    // when all was
 }
 
 // Run runs a trial and returns what it found. Broken claims are no error: they are
@@ -179,8 +181,11 @@ func (t *trial) prepareContender(ctx context.Context, c *contender, number int) 
 				"KAFKA_BROKERS=" + strings.Join(t.Services.Brokers, ","),
 				"DATABASE_URL=" + c.databaseURL, // not an argument: everybody on the machine can read those
 			},
-			logs:   logs,
-			killed: func() { t.Progress.Killed(c.lane.Name) },
+			logs: logs,
+			killed: func() {
+				c.killed.Add(1)
+				t.Progress.Killed(c.lane.Name)
+			},
 		}
 		if c.deadLetters != "" {
 			member.args = append(member.args, "--dead-letters="+c.deadLetters)
@@ -239,12 +244,33 @@ func (t *trial) feed(ctx context.Context) error {
 	published := make(chan struct{})
 	both.Go(func() error {
 		defer close(published)
-		return Publish(ctx, t.Services.Brokers, t.input, t.stream(), t.Rate, t.Progress.Sent)
+		return Publish(ctx, t.Services.Brokers, t.input, t.stream(), t.interval, t.Progress.Sent)
 	})
 	for _, c := range t.contenders {
 		both.Go(func() error { return t.awaitConsumed(ctx, c, published) })
 	}
 	return both.Wait()
+}
+
+// trickle is how much slower events are sent while kills are behind, and at least
+// how slowly.
+const (
+	trickle    = 10
+	trickleMin = 5 * time.Millisecond
+)
+
+// interval slows the publisher down while kills are behind: all of them are to
+// strike, evenly, while the first four fifths of the events are sent. An instance
+// passes its steps only as long as events come, and a kill that finds none left was
+// not tried.
+func (t *trial) interval(n int) time.Duration {
+	interval := Every(t.Rate)(n)
+	for _, c := range t.contenders {
+		if due := 5 * n * len(c.plan) / (4 * t.Events); int(c.killed.Load()) < min(due, len(c.plan)) {
+			return max(trickle*interval, trickleMin)
+		}
+	}
+	return interval
 }
 
 func (t *trial) stream() order.StreamOptions {
