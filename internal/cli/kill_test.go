@@ -16,6 +16,10 @@ import (
 
 const sigkill = -int(syscall.SIGKILL)
 
+// farOff is a transaction timeout that nobody waits out: what a dead process left
+// open must be aborted by its successor.
+const farOff = "--transaction-timeout=10m"
+
 // killed runs a program until it dies of SIGKILL at the second passing of a step,
 // and then again until all is consumed.
 func (b *bench) killed(program, step string, args ...string) {
@@ -34,7 +38,7 @@ func TestKafkaTransactionsKilledAtEveryStep(t *testing.T) {
 		t.Run(string(step), func(t *testing.T) {
 			b := newBench(t)
 			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
-			b.killed(cli.EOSPipelineName, string(step), "--max-transaction-records=100")
+			b.killed(cli.EOSPipelineName, string(step), farOff, "--max-transaction-records=100")
 			require.Equal(t, lane.Counts{Expected: 400, Once: 400}, b.auditTopic(expected).Committed)
 		})
 	}
@@ -45,7 +49,7 @@ func TestKafkaTransactionsKilledAtEveryStep(t *testing.T) {
 func TestWhereKafkaTransactionsStop(t *testing.T) {
 	b := newBench(t)
 	expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
-	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), "--max-transaction-records=100", "--touch=postgres")
+	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), farOff, "--max-transaction-records=100", "--touch=postgres")
 	found := b.auditTopic(expected)
 	require.Equal(t, lane.Counts{Expected: 400, Once: 400}, found.Committed)
 	n := found.Uncommitted.AbortedVisible
