@@ -36,11 +36,7 @@ func printable(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-func (d *delivery) reportDead(settled []item) {
-	for _, it := range settled {
-		if v, dead := d.verdicts[it.key]; dead {
-			d.log.Error("an event became a dead letter", "event", it.ID, "attempts", v.attempts, "cause", v.cause,
-				"topic", it.Record.Topic, "partition", it.Record.Partition, "offset", it.Record.Offset)
-		}
-	}
+func (d *delivery) logDead(it item, v verdict) {
+	d.log.Error("an event became a dead letter", "event", it.ID, "attempts", v.attempts, "cause", v.cause,
+		"topic", it.Record.Topic, "partition", it.Record.Partition, "offset", it.Record.Offset)
 }

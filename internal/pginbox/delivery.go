@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"github.com/jackc/pgx/v5"
 )
 
 // delivery brings events to one handler.
@@ -16,10 +18,11 @@ type delivery struct {
 	handler Handler
 	log     *slog.Logger
 
-	pending []item // in their order; not known to be done or dead
-	// together is how many events the handler may get without a savepoint around
-	// them. It shrinks with every failure, until each event is alone.
-	together int
+	pending []item // not known to be done or dead, in their order
+	// parts are the pending events again, in the groups in which the handler gets
+	// them: at first one, and whatever fails is halved. They outlive a transaction
+	// that is lost, so that what was learned about the events is not lost with it.
+	parts    [][]item
 	attempts map[string]int     // failures of an event alone, by key
 	verdicts map[string]verdict // the events that are to become dead letters, by key
 
@@ -39,7 +42,7 @@ func newDelivery(in *Inbox, h Handler, items []item) *delivery {
 		handler:  h,
 		log:      in.options.Logger.With("handler", h.Name),
 		pending:  items,
-		together: len(items),
+		parts:    [][]item{items},
 		attempts: make(map[string]int),
 		verdicts: make(map[string]verdict),
 		outages:  newBackoff(in.options.RetryBackoff),
@@ -56,8 +59,8 @@ func newDelivery(in *Inbox, h Handler, items []item) *delivery {
 // run returns nil when every event is done or a dead letter.
 func (d *delivery) run(ctx context.Context) error {
 	for {
-		again, err := d.transaction(ctx)
-		if err == nil && len(again) == 0 {
+		err := d.transaction(ctx)
+		if err == nil && len(d.pending) == 0 {
 			return nil
 		}
 		var (
@@ -66,8 +69,7 @@ func (d *delivery) run(ctx context.Context) error {
 			pause  time.Duration
 		)
 		switch {
-		case err == nil:
-			d.pending = again
+		case err == nil: // and some events failed
 			d.outages.Reset()
 			pause = d.failures.NextBackOff()
 		case errors.As(err, &broken):
@@ -78,49 +80,65 @@ func (d *delivery) run(ctx context.Context) error {
 		case errors.As(err, &failed):
 			if failed.again {
 				pause = d.failures.NextBackOff()
-			}
+			} // else the next attempt differs from this one
 		default:
 			return err
 		}
 		if stopped := sleep(ctx, pause); stopped != nil {
 			if err == nil {
-				return fmt.Errorf("%w, and %d events still fail", stopped, len(again))
+				return fmt.Errorf("%w, and %d events still fail", stopped, len(d.pending))
 			}
 			return fmt.Errorf("%w, the last attempt: %w", stopped, err)
 		}
 	}
 }
 
-// transaction is one attempt at all pending events: it inserts their ids first, does
-// the work of those whose ids were not there, and commits both. It returns the
-// events that failed and are to be tried again; the others are then done, or dead.
-func (d *delivery) transaction(ctx context.Context) (again []item, err error) {
+// transaction is one attempt at the pending events: it inserts their ids first, does
+// the work of those whose ids were not there, and commits both. Pending are then only
+// those that failed and are to be tried again.
+func (d *delivery) transaction(ctx context.Context) error {
 	if err := d.inbox.prepare(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	tx, fresh, err := d.insert(ctx)
+	tx, err := d.insert(ctx)
 	defer func() { _ = tx.Rollback(ctx) }() // after a commit this does nothing
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := d.pass(ctx, Inserted, fresh); err != nil {
-		return nil, err
+	if err := d.pass(ctx, Inserted, d.pending); err != nil {
+		return err
 	}
-	if len(fresh) == 0 {
-		return nil, nil // every event was done before
+	if len(d.pending) == 0 {
+		return nil // every event was done before
 	}
+	settled, again, err := d.work(ctx, tx)
+	if err != nil {
+		return err
+	}
+	for _, it := range settled {
+		if v, dead := d.verdicts[it.key]; dead {
+			d.logDead(it, v)
+		}
+	}
+	if err := d.pass(ctx, Committed, settled); err != nil {
+		return err
+	}
+	d.pending, d.parts = again, slices.Collect(slices.Chunk(again, 1))
+	return nil
+}
 
-	sound := d.sound(fresh)
-	whole := len(sound) <= d.together
+// work does the work of the pending events and commits it. It returns the events that
+// are done or dead by that, and those that failed and are to be tried again.
+func (d *delivery) work(ctx context.Context, tx pgx.Tx) (settled, again []item, err error) {
 	failed := make(map[string]bool)
+	whole := len(d.parts) == 1
 	if whole {
-		err = d.call(ctx, tx, sound)
+		err = d.call(ctx, tx, d.parts[0])
 	} else {
-		err = d.isolate(ctx, tx, sound, failed)
+		err = d.isolate(ctx, tx, failed)
 	}
-	var settled []item
 	if err == nil {
-		settled, again, err = d.settle(ctx, tx, fresh, failed)
+		settled, again, err = d.settle(ctx, tx, failed)
 	}
 	if err == nil {
 		err = d.pass(ctx, Worked, settled)
@@ -129,40 +147,24 @@ func (d *delivery) transaction(ctx context.Context) (again []item, err error) {
 		err = commit(ctx, tx)
 	}
 	if f := (*failure)(nil); errors.As(err, &f) {
-		if !whole || len(sound) == 0 {
-			// Each part has passed, deferred constraints included, and the whole was
+		if !whole {
+			// Each part has passed, deferred constraints included, and yet COMMIT was
 			// refused: there is nobody to blame.
-			return nil, f.err
+			return nil, nil, f.err
 		}
-		d.blame(sound, f)
+		d.blame(0, f)
 	}
-	if err != nil {
-		return nil, err
-	}
-	d.reportDead(settled)
-	return again, d.pass(ctx, Committed, settled)
+	return settled, again, err
 }
 
-// sound returns the events that no verdict is known of.
-func (d *delivery) sound(items []item) []item {
-	if len(d.verdicts) == 0 {
-		return items
-	}
-	var sound []item
-	for _, it := range items {
-		if _, dead := d.verdicts[it.key]; !dead {
-			sound = append(sound, it)
-		}
-	}
-	return sound
-}
-
-// blame takes in that the handler failed with these events. Several are tried in
-// smaller parts from now on; for a single one, this was an attempt.
-func (d *delivery) blame(items []item, f *failure) {
+// blame takes in that the handler failed with a part. Several events are halved; for
+// a single one this was an attempt.
+func (d *delivery) blame(part int, f *failure) {
+	items := d.parts[part]
 	if len(items) > 1 {
-		d.together = min(d.together, (len(items)+1)/2)
-		d.log.Info("a batch failed; its events are tried in smaller parts", "events", len(items), "cause", f.err)
+		half := (len(items) + 1) / 2
+		d.parts = slices.Replace(d.parts, part, part+1, items[:half], items[half:])
+		d.log.Info("events failed together; they are tried in two parts", "events", len(items), "cause", f.err)
 		return
 	}
 	it := items[0]

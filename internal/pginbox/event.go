@@ -38,11 +38,11 @@ type Handler struct {
 	// every attempt. tx ends after Handle has returned; its Commit and Rollback do
 	// nothing but return an error. Rows must be closed.
 	//
-	// An error is taken as the fault of the events: they are tried in ever smaller
-	// parts, and an event that has failed alone [Options].MaxAttempts times becomes a
-	// dead letter; at once, if the error is [Permanent]. An error that is not their
-	// fault — from Postgres one of those that [Transient] names, or any that is
-	// marked [Unavailable] — never counts, and is tried again until the context ends.
+	// An error is taken as the fault of the events: they are halved and tried again,
+	// and an event that has failed alone [Options].MaxAttempts times becomes a dead
+	// letter; at once, if the error is [Permanent]. An error that is not their fault
+	// (from Postgres one of those that [Transient] names, or any that is marked
+	// [Unavailable]) never counts, and is tried again until the context ends.
 	//
 	// A panic is an error: a process that dies of an event gets it again when it is
 	// started again, and would die again.

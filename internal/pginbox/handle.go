@@ -11,9 +11,6 @@ import (
 
 // call gives events to the handler. Its error is a [failure] or an [outage].
 func (d *delivery) call(ctx context.Context, tx pgx.Tx, items []item) error {
-	if len(items) == 0 {
-		return nil
-	}
 	err := d.handle(ctx, handlerTx{tx}, eventsOf(items))
 	conn := tx.Conn()
 	if err == nil && !conn.IsClosed() {

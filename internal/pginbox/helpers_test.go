@@ -24,7 +24,14 @@ import (
 func TestMain(m *testing.M) { sandboxtest.Main(m) }
 
 // patience bounds every wait. It is no part of any claim: reaching it is a failure.
-const patience = 60 * time.Second
+const patience = 30 * time.Second
+
+// within returns a context that ends when patience does.
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
 
 var bothKeys = []pginbox.Keys{pginbox.TextKeys, pginbox.HashKeys}
 

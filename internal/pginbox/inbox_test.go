@@ -2,6 +2,7 @@ package pginbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,10 +24,10 @@ func TestFiveDeliveriesAreFiveAcknowledgementsAndOneEffect(t *testing.T) {
 			db := newDatabase(t)
 			in := db.inbox(pginbox.Options{Keys: keys, Handlers: []pginbox.Handler{worker("warehouse")}})
 			for range 5 {
-				require.NoError(t, in.Process(t.Context(), events("evt_9f3k")))
+				require.NoError(t, in.Process(within(t), events("evt_9f3k")))
 			}
 			require.Equal(t, []string{"evt_9f3k"}, db.done("warehouse"))
-			require.NoError(t, in.Process(t.Context(), events("evt_9f3l")))
+			require.NoError(t, in.Process(within(t), events("evt_9f3l")))
 			require.Equal(t, []string{"evt_9f3k", "evt_9f3l"}, db.done("warehouse"))
 			require.Empty(t, db.letters())
 		})
@@ -46,17 +47,17 @@ func TestTheSameIDTwiceInABatch(t *testing.T) {
 			}
 			in := db.inbox(pginbox.Options{Keys: keys, Handlers: []pginbox.Handler{h}})
 			batch := events("evt_c", "evt_a", "evt_c", "evt_b", "evt_a")
-			require.NoError(t, in.Process(t.Context(), batch))
+			require.NoError(t, in.Process(within(t), batch))
 			require.Equal(t, []string{"evt_c", "evt_a", "evt_b"}, db.done("warehouse"), "each once, in the order of delivery")
 			require.Len(t, got, 1)
 			require.Same(t, batch[0].Record, got[0][0].Record, "the first of the two")
 
 			// Some fresh, some not.
-			require.NoError(t, in.Process(t.Context(), events("evt_z", "evt_a", "evt_y", "evt_z", "evt_b")))
+			require.NoError(t, in.Process(within(t), events("evt_z", "evt_a", "evt_y", "evt_z", "evt_b")))
 			require.Equal(t, []string{"evt_c", "evt_a", "evt_b", "evt_z", "evt_y"}, db.done("warehouse"))
 			// None fresh: nothing to hand over.
-			require.NoError(t, in.Process(t.Context(), batch))
-			require.NoError(t, in.Process(t.Context(), nil))
+			require.NoError(t, in.Process(within(t), batch))
+			require.NoError(t, in.Process(within(t), nil))
 			require.Len(t, got, 2)
 		})
 	}
@@ -85,15 +86,13 @@ func TestOverlappingIDsInOppositeOrder(t *testing.T) {
 					batch := [][]string{ids, opposite}[i%2]
 					// An inbox each: two processes share nothing but the database.
 					in := db.inbox(pginbox.Options{Keys: keys, Handlers: []pginbox.Handler{worker("warehouse")}})
-					workers.Go(func() { errs[i] = in.Process(t.Context(), events(batch...)) })
+					workers.Go(func() { errs[i] = in.Process(within(t), events(batch...)) })
 				}
 				workers.Wait()
-				for _, err := range errs {
-					require.NoError(t, err)
-				}
+				require.NoError(t, errors.Join(errs...))
+				require.NotContains(t, db.log.text(), "deadlock")
 			}
 			require.ElementsMatch(t, all, db.done("warehouse"))
-			require.NotContains(t, db.log.text(), "deadlock")
 		})
 	}
 }
@@ -126,7 +125,7 @@ func TestTwoDeliveriesOfOneEventAtTheSameMoment(t *testing.T) {
 					results := make(chan error, 2)
 					go func() { results <- in.Process(ctx, events("evt_9f3k")) }()
 					<-entered
-					go func() { results <- in.Process(t.Context(), events("evt_9f3k")) }()
+					go func() { results <- in.Process(within(t), events("evt_9f3k")) }()
 					db.awaitWaiting(1)
 					release()
 					require.NoError(t, <-results)
@@ -160,9 +159,10 @@ func TestAFailingHandlerNeitherBlocksNorRepeatsAnother(t *testing.T) {
 				// From here on a waits for b, which must be able to finish meanwhile.
 				select {
 				case <-bDone:
+					return errBoom
 				case <-time.After(patience):
+					return pginbox.Permanent(errors.New("b is blocked"))
 				}
-				return errBoom
 			})
 			b := worker("b")
 			work := b.Handle
@@ -176,7 +176,7 @@ func TestAFailingHandlerNeitherBlocksNorRepeatsAnother(t *testing.T) {
 				}
 				return nil
 			}})
-			require.NoError(t, in.Process(t.Context(), events(ids...)))
+			require.NoError(t, in.Process(within(t), events(ids...)))
 			select {
 			case <-bDone:
 			default:
@@ -198,9 +198,9 @@ func TestAHandlerAddedLater(t *testing.T) {
 		t.Run(string(keys), func(t *testing.T) {
 			db := newDatabase(t)
 			first := db.inbox(pginbox.Options{Keys: keys, Handlers: []pginbox.Handler{worker("a")}})
-			require.NoError(t, first.Process(t.Context(), events("evt_1")))
+			require.NoError(t, first.Process(within(t), events("evt_1")))
 			both := db.inbox(pginbox.Options{Keys: keys, Handlers: []pginbox.Handler{worker("b"), worker("a")}})
-			require.NoError(t, both.Process(t.Context(), events("evt_1")))
+			require.NoError(t, both.Process(within(t), events("evt_1")))
 			require.Equal(t, []string{"evt_1"}, db.done("a"))
 			require.Equal(t, []string{"evt_1"}, db.done("b"))
 		})
@@ -212,8 +212,8 @@ func TestAnEmptyIDIsTheDigestOfTheValue(t *testing.T) {
 	in := db.inbox(pginbox.Options{Handlers: []pginbox.Handler{worker("warehouse")}})
 	one, two := event(""), event("")
 	one.Record.Value, two.Record.Value = []byte("one"), []byte("two")
-	require.NoError(t, in.Process(t.Context(), []pginbox.Event{one, two, one}))
-	require.NoError(t, in.Process(t.Context(), []pginbox.Event{two, {}}))
+	require.NoError(t, in.Process(within(t), []pginbox.Event{one, two, one}))
+	require.NoError(t, in.Process(within(t), []pginbox.Event{two, {}}))
 	require.Equal(t, []string{
 		"sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed",
 		"sha256:3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3",
@@ -229,7 +229,7 @@ func TestWithoutTables(t *testing.T) {
 			defer pool.Close()
 			in, err := pginbox.New(pool, pginbox.Options{Keys: keys, Handlers: []pginbox.Handler{worker("warehouse")}})
 			require.NoError(t, err)
-			err = in.Process(t.Context(), events("evt_1"))
+			err = in.Process(within(t), events("evt_1"))
 			require.ErrorContains(t, err, "handler warehouse")
 			require.ErrorContains(t, err, "42P01") // undefined table
 		})

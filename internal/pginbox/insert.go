@@ -10,7 +10,8 @@ import (
 )
 
 // insert begins a transaction and inserts the ids of all pending events, in one
-// round trip. It returns the fresh events: those whose ids were not there.
+// round trip. Pending are then only the fresh events, whose ids were not there; the
+// others are done.
 //
 // Where another transaction has inserted one of the ids and not ended yet, INSERT
 // waits for it (PostgreSQL manual, "Index Uniqueness Checks"): if it commits, the
@@ -18,7 +19,7 @@ import (
 // comes first. A SELECT would not wait, and both would do the work.
 //
 // The transaction is never nil, and must be rolled back even after an error.
-func (d *delivery) insert(ctx context.Context) (pgx.Tx, []item, error) {
+func (d *delivery) insert(ctx context.Context) (pgx.Tx, error) {
 	// In ascending order, so that two workers with the same ids take them in the same
 	// order and wait for each other instead of deadlocking. The order is that of the
 	// bytes: every program that inserts into these tables must use the same.
@@ -33,10 +34,10 @@ func (d *delivery) insert(ctx context.Context) (pgx.Tx, []item, error) {
 	if closeErr := results.Close(); err == nil {
 		err = statementError("insert event ids", closeErr)
 	}
-	if err != nil {
-		return results.Tx(), nil, err
+	if err == nil {
+		d.keep(inserted)
 	}
-	return results.Tx(), d.among(inserted), nil
+	return results.Tx(), err
 }
 
 func (d *delivery) inserted(ctx context.Context, results pgx.BatchResults) ([]string, error) {
@@ -54,22 +55,38 @@ func (d *delivery) inserted(ctx context.Context, results pgx.BatchResults) ([]st
 	return keys, statementError("insert event ids", err)
 }
 
-// among returns the pending events with these keys, in their order.
-func (d *delivery) among(keys []string) []item {
-	if len(keys) == len(d.pending) {
-		return d.pending
+// keep drops all pending events but those with the keys, and takes those that are to
+// become dead letters out of the parts, because the handler is not to get them.
+func (d *delivery) keep(keys []string) {
+	if len(keys) == len(d.pending) && len(d.verdicts) == 0 {
+		return
 	}
-	inserted := make(map[string]bool, len(keys))
+	fresh := make(map[string]bool, len(keys))
 	for _, key := range keys {
-		inserted[key] = true
+		fresh[key] = true
 	}
-	var items []item
-	for _, it := range d.pending {
-		if inserted[it.key] {
-			items = append(items, it)
+	d.pending = filter(d.pending, func(it item) bool { return fresh[it.key] })
+	var parts [][]item
+	for _, part := range d.parts {
+		part = filter(part, func(it item) bool {
+			_, dead := d.verdicts[it.key]
+			return fresh[it.key] && !dead
+		})
+		if len(part) > 0 {
+			parts = append(parts, part)
 		}
 	}
-	return items
+	d.parts = parts
+}
+
+func filter(items []item, keep func(item) bool) []item {
+	var kept []item
+	for _, it := range items {
+		if keep(it) {
+			kept = append(kept, it)
+		}
+	}
+	return kept
 }
 
 func keysOf(items []item) []string {

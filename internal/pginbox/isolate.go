@@ -4,47 +4,40 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// isolate does the work of events part by part, each part under a savepoint, so that
-// one that fails takes nothing of the others with it. It adds the events that failed
-// alone to failed.
+// isolate does the work part by part, each under a savepoint, so that one that fails
+// takes nothing of the others with it; what fails is halved, and its halves come next.
+// The events that failed alone are added to failed.
 //
 // Savepoints and not transactions of their own, so that the batch stays one: whatever
 // else is to be atomic with it needs only to be in the same transaction.
-func (d *delivery) isolate(ctx context.Context, tx pgx.Tx, items []item, failed map[string]bool) error {
-	for part := range slices.Chunk(items, d.together) {
-		if err := d.bisect(ctx, tx, part, failed); err != nil {
+func (d *delivery) isolate(ctx context.Context, tx pgx.Tx, failed map[string]bool) error {
+	for i := 0; i < len(d.parts); {
+		part := d.parts[i]
+		err := d.attempt(ctx, tx, part)
+		if err == nil {
+			i++
+			continue
+		}
+		var f *failure
+		if !errors.As(err, &f) {
 			return err
+		}
+		d.blame(i, f)
+		if len(part) == 1 {
+			failed[part[0].key] = true
+			i++
+		}
+		if _, err := tx.Exec(ctx, rollbackToSavepoint); err != nil {
+			// The handler has left the connection in a state that no savepoint helps
+			// out of. A new transaction does.
+			return &outage{fmt.Errorf("roll back to savepoint after %w: %w", f.err, err)}
 		}
 	}
 	return nil
-}
-
-func (d *delivery) bisect(ctx context.Context, tx pgx.Tx, items []item, failed map[string]bool) error {
-	err := d.attempt(ctx, tx, items)
-	var f *failure
-	if !errors.As(err, &f) {
-		return err
-	}
-	d.blame(items, f)
-	if _, err := tx.Exec(ctx, rollbackToSavepoint); err != nil {
-		// The handler has left the connection in a state that no savepoint helps out
-		// of. A new transaction does, and it begins with what was learned here.
-		return &outage{fmt.Errorf("roll back to savepoint after %w: %w", f.err, err)}
-	}
-	if len(items) == 1 {
-		failed[items[0].key] = true
-		return nil
-	}
-	half := (len(items) + 1) / 2
-	if err := d.bisect(ctx, tx, items[:half], failed); err != nil {
-		return err
-	}
-	return d.bisect(ctx, tx, items[half:], failed)
 }
 
 const (
@@ -71,10 +64,10 @@ func (d *delivery) attempt(ctx context.Context, tx pgx.Tx, items []item) error {
 	return statementError("release a savepoint", err)
 }
 
-// settle stores the dead letters among the fresh events, and takes back the inbox
+// settle stores the dead letters among the pending events, and takes back the inbox
 // rows of those that failed and are to be tried again.
-func (d *delivery) settle(ctx context.Context, tx pgx.Tx, fresh []item, failed map[string]bool) (settled, again []item, err error) {
-	for _, it := range fresh {
+func (d *delivery) settle(ctx context.Context, tx pgx.Tx, failed map[string]bool) (settled, again []item, err error) {
+	for _, it := range d.pending {
 		if v, dead := d.verdicts[it.key]; dead {
 			if err := d.bury(ctx, tx, it, v); err != nil {
 				return nil, nil, err

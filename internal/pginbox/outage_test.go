@@ -55,8 +55,8 @@ func TestAMishapAtEveryStep(t *testing.T) {
 							},
 						})
 						ids := numbered(8)
-						require.NoError(t, in.Process(t.Context(), events(ids...)))
-						require.NoError(t, in.Process(t.Context(), events(ids...)))
+						require.NoError(t, in.Process(within(t), events(ids...)))
+						require.NoError(t, in.Process(within(t), events(ids...)))
 						require.NotZero(t, passed.Load())
 						require.ElementsMatch(t, without(ids, poison), db.done("warehouse"))
 						if poison == "" {
@@ -88,13 +88,13 @@ func TestStepsOfADelivery(t *testing.T) {
 		passages = append(passages, line)
 		return nil
 	}})
-	require.NoError(t, in.Process(t.Context(), events("evt_1")))
-	require.NoError(t, in.Process(t.Context(), events("evt_1", "evt_3", "evt_2")))
-	require.NoError(t, in.Process(t.Context(), events("evt_1")))
+	require.NoError(t, in.Process(within(t), events("evt_1")))
+	require.NoError(t, in.Process(within(t), events("evt_1", "evt_3", "evt_2")))
+	require.NoError(t, in.Process(within(t), events("evt_1")))
 	require.Equal(t, []string{
 		"begun warehouse evt_1", "inserted warehouse evt_1", "worked warehouse evt_1", "committed warehouse evt_1",
 		"begun warehouse evt_1 evt_3 evt_2", "inserted warehouse evt_3 evt_2", // the handler fails
-		"begun warehouse evt_1 evt_3 evt_2", "inserted warehouse evt_3 evt_2", // event by event
+		"begun warehouse evt_3 evt_2", "inserted warehouse evt_3 evt_2", // event by event
 		"worked warehouse evt_3 evt_2", "committed warehouse evt_3 evt_2", // one of them dead
 		"begun warehouse evt_1", "inserted warehouse", // nothing to do
 	}, passages)
@@ -171,7 +171,7 @@ func TestCommitOfUnknownOutcome(t *testing.T) {
 						},
 					})
 					ids := numbered(8)
-					require.NoError(t, in.Process(t.Context(), events(ids...)))
+					require.NoError(t, in.Process(within(t), events(ids...)))
 					require.NotZero(t, cut.cuts.Load())
 					require.ElementsMatch(t, without(ids, poison), db.done("warehouse"))
 					if poison != "" {
@@ -240,7 +240,7 @@ func TestAnOutageIsNeverAnAttempt(t *testing.T) {
 				}
 				return nil
 			})}})
-			require.NoError(t, in.Process(t.Context(), events(numbered(4)...)))
+			require.NoError(t, in.Process(within(t), events(numbered(4)...)))
 			require.Equal(t, numbered(4), db.done("warehouse"))
 			require.Empty(t, db.letters())
 			require.EqualValues(t, 6, calls.Load())
@@ -279,7 +279,7 @@ func TestTheContextEnds(t *testing.T) {
 
 			in = db.inbox(pginbox.Options{Handlers: []pginbox.Handler{worker("warehouse")}})
 			require.ErrorIs(t, in.Process(ctx, events("evt_1")), context.Canceled)
-			require.NoError(t, in.Process(t.Context(), events("evt_1")))
+			require.NoError(t, in.Process(within(t), events("evt_1")))
 			require.Equal(t, []string{"evt_1"}, db.done("warehouse"))
 		})
 	}
@@ -323,8 +323,42 @@ func TestTheServerIsAway(t *testing.T) {
 	})
 	for _, keys := range bothKeys {
 		in := db.inbox(pginbox.Options{Keys: keys, MaxAttempts: 1, Handlers: []pginbox.Handler{worker(string(keys))}})
-		require.NoError(t, in.Process(t.Context(), events("evt_1")))
+		require.NoError(t, in.Process(within(t), events("evt_1")))
 		require.Equal(t, []string{"evt_1"}, db.done(string(keys)))
 	}
 	require.GreaterOrEqual(t, refused.Load(), int64(5))
+}
+
+// A transaction that is lost while a batch is taken apart does not begin anew: the
+// parts that have passed are not taken apart any further.
+func TestALostTransactionForgetsNothing(t *testing.T) {
+	db := newDatabase(t)
+	var calls, passed counter
+	var callsBefore []int64
+	h := worker("warehouse", func(_ context.Context, _ pgx.Tx, e pginbox.Event) error {
+		if e.ID == "evt_021" {
+			return errBoom
+		}
+		return nil
+	})
+	work := h.Handle
+	h.Handle = func(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
+		calls.next()
+		return work(ctx, tx, events)
+	}
+	in := db.inbox(pginbox.Options{Handlers: []pginbox.Handler{h}, Hook: func(ctx context.Context, p pginbox.Passage) error {
+		if p.Step != pginbox.Worked || passed.next() > 2 {
+			return nil
+		}
+		callsBefore = append(callsBefore, calls.Load())
+		return db.terminate(ctx)
+	}})
+	require.NoError(t, in.Process(within(t), events(numbered(64)...)))
+	require.Equal(t, []int64{
+		1 + 2*6,     // the whole; then six times two halves
+		1 + 2*6 + 7, // once more one of each size, and the event that fails
+	}, callsBefore)
+	require.ElementsMatch(t, without(numbered(64), "evt_021"), db.done("warehouse"))
+	require.Equal(t, []string{"evt_021"}, db.deadIDs())
+	require.Equal(t, 3, db.letters()[0].Attempts)
 }

@@ -64,7 +64,7 @@ func TestPoisonInABatch(t *testing.T) {
 					return nil
 				}
 				in := db.inbox(pginbox.Options{Keys: keys, MaxAttempts: c.maxAttempts, Handlers: []pginbox.Handler{h}})
-				require.NoError(t, in.Process(t.Context(), events(c.batch...)))
+				require.NoError(t, in.Process(within(t), events(c.batch...)))
 
 				require.ElementsMatch(t, without(c.batch, c.poison...), db.done("warehouse"), "the rest is done, once")
 				require.ElementsMatch(t, c.poison, db.deadIDs())
@@ -81,7 +81,7 @@ func TestPoisonInABatch(t *testing.T) {
 				require.Equal(t, len(c.batch), db.inboxRows())
 
 				// Whatever comes again is settled.
-				require.NoError(t, in.Process(t.Context(), events(c.batch...)))
+				require.NoError(t, in.Process(within(t), events(c.batch...)))
 				require.Len(t, db.done("warehouse"), len(c.batch)-len(c.poison))
 				require.Len(t, db.letters(), len(c.poison))
 			})
@@ -108,7 +108,7 @@ func TestAnEventThatRecovers(t *testing.T) {
 		return nil
 	}
 	in := db.inbox(pginbox.Options{Handlers: []pginbox.Handler{h}})
-	require.NoError(t, in.Process(t.Context(), events(ids...)))
+	require.NoError(t, in.Process(within(t), events(ids...)))
 	done := db.done("warehouse")
 	require.ElementsMatch(t, ids, done)
 	require.Equal(t, without(ids, "evt_011"), done[:19], "the others first, in their order")
@@ -175,7 +175,7 @@ func TestHandlersThatMisbehave(t *testing.T) {
 					}
 					return c.misbehave(ctx, tx)
 				})}})
-				require.NoError(t, in.Process(t.Context(), events(append([]string{bad}, others...)...)))
+				require.NoError(t, in.Process(within(t), events(append([]string{bad}, others...)...)))
 				if c.want == "" {
 					require.ElementsMatch(t, append([]string{bad}, others...), db.done("warehouse"))
 					require.Empty(t, db.letters())
@@ -209,7 +209,7 @@ func TestDeferredConstraintsStayDeferred(t *testing.T) {
 		return err
 	})}})
 	ids := numbered(10)
-	require.NoError(t, in.Process(t.Context(), events(ids...)))
+	require.NoError(t, in.Process(within(t), events(ids...)))
 	require.ElementsMatch(t, without(ids, "evt_002", "evt_006"), db.done("warehouse"))
 	require.ElementsMatch(t, []string{"evt_002", "evt_006"}, db.deadIDs())
 }
@@ -239,7 +239,7 @@ func TestIDsThatPostgresCannotStore(t *testing.T) {
 		db := newDatabase(t)
 		in := db.inbox(pginbox.Options{Handlers: []pginbox.Handler{worker(name)}})
 		for range 3 { // however often they come
-			require.NoError(t, in.Process(t.Context(), events(append(ids, ids...)...)))
+			require.NoError(t, in.Process(within(t), events(append(ids, ids...)...)))
 		}
 		require.ElementsMatch(t, storable, db.done(name))
 		letters := db.letters()
@@ -257,7 +257,7 @@ func TestIDsThatPostgresCannotStore(t *testing.T) {
 		db := newDatabase(t)
 		in := db.inbox(pginbox.Options{Keys: pginbox.HashKeys, Handlers: []pginbox.Handler{worker(name)}})
 		for range 3 {
-			require.NoError(t, in.Process(t.Context(), events(append(ids, ids...)...)))
+			require.NoError(t, in.Process(within(t), events(append(ids, ids...)...)))
 		}
 		require.ElementsMatch(t, ids, db.done(name))
 		require.Empty(t, db.letters())
@@ -265,7 +265,7 @@ func TestIDsThatPostgresCannotStore(t *testing.T) {
 	t.Run("alone", func(t *testing.T) {
 		db := newDatabase(t)
 		in := db.inbox(pginbox.Options{Handlers: []pginbox.Handler{worker("warehouse")}})
-		require.NoError(t, in.Process(t.Context(), events("evt_\x00")))
+		require.NoError(t, in.Process(within(t), events("evt_\x00")))
 		require.Empty(t, db.done("warehouse"))
 		require.Equal(t, []string{"evt_\x00"}, db.deadIDs())
 	})
@@ -288,7 +288,7 @@ func TestADeadLetterKeepsEveryByte(t *testing.T) {
 			in := db.inbox(pginbox.Options{Handlers: []pginbox.Handler{worker("warehouse", func(context.Context, pgx.Tx, pginbox.Event) error {
 				return pginbox.Permanent(fmt.Errorf("a\x00\xffé %s", strings.Repeat("é", 10_000)))
 			})}})
-			require.NoError(t, in.Process(t.Context(), []pginbox.Event{{ID: "evt_1", Record: r}}))
+			require.NoError(t, in.Process(within(t), []pginbox.Event{{ID: "evt_1", Record: r}}))
 			letters := db.letters()
 			require.Len(t, letters, 1)
 			l := letters[0]

@@ -42,16 +42,17 @@ func TestPurge(t *testing.T) {
 			policy := pginbox.PurgePolicy{Window: 48 * time.Hour, RedeliveryHorizon: 24 * time.Hour, BatchRows: 7}
 
 			old, young := numbered(25)[:15], numbered(25)[15:]
-			require.NoError(t, in.Process(t.Context(), events(old...)))
-			require.NoError(t, another.Process(t.Context(), events(old...)))
+			require.NoError(t, in.Process(within(t), events(old...)))
+			require.NoError(t, another.Process(within(t), events(old...)))
 			db.exec(`UPDATE ` + table + ` SET seen_at = now() - interval '49 hours'`)
-			require.NoError(t, in.Process(t.Context(), events(young...)))
+			require.NoError(t, in.Process(within(t), events(young...)))
 			db.exec(`UPDATE ` + table + ` SET seen_at = now() - interval '47 hours' WHERE seen_at > now() - interval '40 hours'`)
 			require.Equal(t, 2*25+15, db.inboxRows())
 
 			// Rows that somebody else is purging are passed over.
 			other, err := db.own.Begin(t.Context())
 			require.NoError(t, err)
+			t.Cleanup(func() { _ = other.Rollback(context.Background()) })
 			_, err = other.Exec(t.Context(), `SELECT FROM `+table+` WHERE seen_at < now() - interval '48 hours' ORDER BY seen_at, ctid LIMIT 4 FOR UPDATE`)
 			require.NoError(t, err)
 			removed, err := in.Purge(t.Context(), policy)
@@ -70,7 +71,7 @@ func TestPurge(t *testing.T) {
 			require.Len(t, db.letters(), 1, "dead letters stay")
 
 			// The edge of the guarantee: what comes again after the purge is done again.
-			require.NoError(t, in.Process(t.Context(), events("evt_001", "evt_020")))
+			require.NoError(t, in.Process(within(t), events("evt_001", "evt_020")))
 			require.ElementsMatch(t, append(numbered(25)[1:], "evt_001"), db.done("warehouse"))
 		})
 	}
