@@ -140,6 +140,30 @@ func TestRunWithoutKills(t *testing.T) {
 	}
 }
 
+// Ten events can't be killed over a hundred times.
+func TestRunOutOfEvents(t *testing.T) {
+	done := compare(t, onSharedServices(t), "--events=10", "--rate=0", "--kills=100", "--out="+t.TempDir())
+	require.Equal(t, cli.ExitUnusable, done.code, done.stderr)
+	require.Contains(t, done.stderr, "kills did not strike")
+	require.Contains(t, done.stderr, "raise --events")
+}
+
+// What a publisher sends twice the inbox absorbs, and Kafka transactions do not.
+func TestRunWithPublisherDuplicates(t *testing.T) {
+	done := compare(t, onSharedServices(t), "--events=1000", "--rate=0", "--kills=0", "--publisher-duplicates=0.1", "--json", "--out="+t.TempDir())
+	require.Equal(t, cli.ExitOK, done.code, done.stderr)
+	var shown report.Report
+	require.NoError(t, json.Unmarshal([]byte(done.stdout), &shown))
+	eos, inbox := shown.Results[0], shown.Results[1]
+	require.Equal(t, lane.PublisherDuplicates, eos.Fault)
+	for scope, counted := range eos.Scopes {
+		require.Positive(t, counted.Duplicated, scope)
+	}
+	for scope, counted := range inbox.Scopes {
+		require.Equal(t, lane.Counts{Expected: 1000, Once: 1000}, counted.Counts, scope)
+	}
+}
+
 // left returns the names of what a run has left on the shared services.
 func left(t *testing.T) (names []string) {
 	admin := kadm.NewClient(sandboxtest.Client(t))

@@ -44,8 +44,18 @@ func show(r report.Report, asJSON bool) error {
 	return r.Table(os.Stdout)
 }
 
-// judge returns an error if a claim did not hold.
+// judge returns an error if a claim did not hold, or if nobody can tell: what a kill
+// that did not strike would have shown is not known.
 func judge(r report.Report) error {
+	missed := 0
+	for _, kill := range r.Plan {
+		if !kill.Fired {
+			missed++
+		}
+	}
+	if missed > 0 {
+		return fmt.Errorf("%d of %d kills did not strike before the events ran out, so the claims were not put to the test: raise --events or lower --kills", missed, len(r.Plan))
+	}
 	if r.Held() {
 		return nil
 	}

@@ -5,12 +5,6 @@ import (
 	"math/rand/v2"
 )
 
-// KillName is the name of the fault [Kill].
-const KillName = "kill -9"
-
-// NoneName is the name of the absence of a fault.
-const NoneName = "none"
-
 // Kill is one SIGKILL: an instance dies at the n-th passing of a step since it was
 // started, with nothing flushed and nothing closed. It is started again at once.
 type Kill struct {

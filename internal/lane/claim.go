@@ -75,6 +75,8 @@ const (
 	MayDuplicate Promise = "may duplicate"
 	// ShowsAborted allows aborted-visible events, and nothing else.
 	ShowsAborted Promise = "aborted visible"
+	// MayDuplicateAndShowAborted allows both, and nothing else.
+	MayDuplicateAndShowAborted Promise = "may duplicate, aborted visible"
 )
 
 // Claim is written down before a lane is run, and judged afterwards.
@@ -100,6 +102,8 @@ func (c Claim) Held(n Counts) bool {
 		allowed = n.Duplicated
 	case ShowsAborted:
 		allowed = n.AbortedVisible
+	case MayDuplicateAndShowAborted:
+		allowed = n.Duplicated + n.AbortedVisible
 	}
 	return n.Expected > 0 &&
 		n.Once+allowed == n.Expected &&

@@ -17,6 +17,11 @@ const (
 	// Kill9 sends SIGKILL to instances of the lane at named steps, some of them
 	// between the side effect and the commit, and starts them again.
 	Kill9 Fault = "kill -9"
+	// PublisherDuplicates has the publisher send some events twice: two records with
+	// one event id.
+	PublisherDuplicates Fault = "publisher duplicates"
+	// Kill9AndDuplicates is both.
+	Kill9AndDuplicates Fault = "kill -9 and publisher duplicates"
 )
 
 // Lane is one way to consume, and exactly one command line.

@@ -45,6 +45,8 @@ func TestHeld(t *testing.T) {
 			[]lane.Counts{{}, all, lost, aborted, reordered, lostToo, duplicatedToo, uninvitedDup, missing, tooMany}},
 		{"must show aborted", mustAbort, []lane.Counts{aborted},
 			[]lane.Counts{{}, all, lost, duplicated, reordered, lostToo, duplicatedToo, missing, tooMany}},
+		{"may duplicate and show aborted", lane.Claim{Says: lane.MayDuplicateAndShowAborted, MustShow: true}, []lane.Counts{duplicated, aborted, duplicatedToo},
+			[]lane.Counts{{}, all, lost, reordered, lostToo, uninvitedDup, missing, tooMany}},
 		{"an empty claim is as strict as once", nothing, []lane.Counts{all},
 			[]lane.Counts{{}, lost, duplicated, aborted, reordered}},
 	} {

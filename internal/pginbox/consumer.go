@@ -124,7 +124,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("pginbox: consume: %w", err)
 	}
-	defer client.CloseAllowingRebalance()
+	defer c.leave(client)
 	// What is in hand when ctx ends is finished rather than cut off.
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -146,6 +146,23 @@ func (c *Consumer) Run(ctx context.Context) error {
 	}
 	return nil
 }
+
+// leave closes the client. A static member tells the group nothing, so a join that
+// waits for other members is not waited for either; another member says goodbye, if
+// the group listens.
+func (c *Consumer) leave(client *kgo.Client) {
+	client.AllowRebalance()
+	ctx, cancel := context.WithTimeout(context.Background(), leavePatience)
+	defer cancel()
+	if c.options.InstanceID != "" {
+		cancel()
+	}
+	_ = client.LeaveGroupContext(ctx) // the session timeout does the rest
+	client.Close()
+}
+
+// leavePatience bounds how long leaving a group may take.
+const leavePatience = 5 * time.Second
 
 func (c *Consumer) clientOptions() []kgo.Opt {
 	o := c.options

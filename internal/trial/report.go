@@ -12,6 +12,7 @@ import (
 
 	"github.com/delivered-twice/delivered-twice/internal/audit"
 	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/report"
 )
 
@@ -57,16 +58,12 @@ func (t *trial) result(ctx context.Context, c *contender, expected audit.Expecte
 	wall := c.consumed.Sub(t.sendBegan).Seconds()
 	result := report.Result{
 		Lane:       c.lane.Name,
-		Fault:      lane.NoFault,
+		Fault:      t.fault(c),
 		Command:    c.lane.Command(),
 		Events:     t.Events,
 		Throughput: float64(t.Events) / wall,
 		WallS:      wall,
 	}
-	if len(c.plan) > 0 {
-		result.Fault = lane.Kill9
-	}
-
 	records, err := audit.Topic(ctx, c.output, expected, kgo.SeedBrokers(t.Services.Brokers...))
 	if err != nil {
 		return result, nil, err
@@ -109,6 +106,23 @@ func (t *trial) result(ctx context.Context, c *contender, expected audit.Expecte
 		}
 	}
 	return result, kills, nil
+}
+
+// fault is what was done to a lane.
+func (t *trial) fault(c *contender) lane.Fault {
+	repeats := false
+	for _, repeated := range order.Stream(t.stream()) {
+		repeats = repeats || repeated
+	}
+	switch {
+	case len(c.plan) > 0 && repeats:
+		return lane.Kill9AndDuplicates
+	case len(c.plan) > 0:
+		return lane.Kill9
+	case repeats:
+		return lane.PublisherDuplicates
+	}
+	return lane.NoFault
 }
 
 func auditTables(ctx context.Context, databaseURL string, expected audit.Expected) (found audit.TableAudit, deadLetters int, err error) {
