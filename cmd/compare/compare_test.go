@@ -227,6 +227,7 @@ func TestUnusable(t *testing.T) {
 		"negative rate":      {[]string{"--rate=-1"}, []string{"--rate is -1", usage}},
 		"negative kills":     {[]string{"--kills=-1"}, []string{"--kills is -1", usage}},
 		"more than all":      {[]string{"--publisher-duplicates=2"}, []string{"--publisher-duplicates is 2", usage}},
+		"no share at all":    {[]string{"--publisher-duplicates=NaN"}, []string{"--publisher-duplicates is NaN", usage}},
 		"unknown Kafka":      {[]string{"--kafka=franz"}, []string{`"franz"`, "embedded", "apache", usage}},
 		"unknown flag":       {[]string{"--evnts=5"}, []string{"--evnts", usage}},
 		"no number":          {[]string{"--events=many"}, []string{"many", usage}},

@@ -31,7 +31,7 @@ func generateCommand() *cobra.Command {
 				return cli.Usage(fmt.Errorf("--events is %d, must be at least 1", o.Events))
 			case rate < 0:
 				return cli.Usage(fmt.Errorf("--rate is %d, must not be negative", rate))
-			case o.PublisherDuplicates < 0 || o.PublisherDuplicates > 1:
+			case !(o.PublisherDuplicates >= 0 && o.PublisherDuplicates <= 1): // NaN is neither
 				return cli.Usage(fmt.Errorf("--publisher-duplicates is %v, must be from 0 to 1", o.PublisherDuplicates))
 			case len(brokers) == 0:
 				return cli.Usage(errors.New("no Kafka brokers: set --brokers or KAFKA_BROKERS"))

@@ -35,8 +35,8 @@ func command() *cobra.Command {
 		Long: `compare runs two pipelines over the same events, kills both on purpose, and counts
 what was lost or duplicated where.
 
-Without a command it does "compare run". It needs nothing but Go: it brings an
-embedded Kafka and a throwaway Postgres. Exit codes: 0 every claim held, 1 one did
+Without a command it does "compare run". It brings an embedded Kafka and a
+throwaway Postgres, and needs Go and PostgreSQL's binaries or, once, the network. Exit codes: 0 every claim held, 1 one did
 not, 2 the command line or the environment is wrong.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

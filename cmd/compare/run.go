@@ -72,7 +72,7 @@ func (o *runOptions) validate() error {
 		return fmt.Errorf("--instances is %d, must be from 1 to %d", o.instances, trial.MaxInstances)
 	case o.kills < 0:
 		return fmt.Errorf("--kills is %d, must not be negative", o.kills)
-	case o.publisherDuplicates < 0 || o.publisherDuplicates > 1:
+	case !(o.publisherDuplicates >= 0 && o.publisherDuplicates <= 1): // NaN is neither
 		return fmt.Errorf("--publisher-duplicates is %v, must be from 0 to 1", o.publisherDuplicates)
 	case o.kafka != sandbox.Embedded && o.kafka != sandbox.Apache:
 		return fmt.Errorf("--kafka is %q, must be %s or %s", o.kafka, sandbox.Embedded, sandbox.Apache)
