@@ -50,7 +50,7 @@ func newBench(t *testing.T) *bench {
 	}
 }
 
-// send produces records and returns them as the broker has them.
+// send produces records and waits until the broker has them.
 func (b *bench) send(records ...*kgo.Record) {
 	b.t.Helper()
 	require.NoError(b.t, sandboxtest.Client(b.t).ProduceSync(b.t.Context(), records...).FirstErr())

@@ -82,7 +82,7 @@ func TestFailureAtEveryStep(t *testing.T) {
 			p.send(0, 200)
 			c := p.config("a")
 			c.MaxTransactionRecords = 40
-			var passed once
+			var passed counter
 			c.Hook = func(_ context.Context, passage kafkatx.Passage) error {
 				if passage.Step == step && passed.next()%2 == 1 && passed.n < 6 {
 					return errors.New("failed on purpose")
@@ -196,7 +196,7 @@ func TestUnavailable(t *testing.T) {
 	p := newPipe(t, 1)
 	p.send(0, 20)
 	c := p.config("a")
-	var calls once
+	var calls counter
 	c.Handler = func(ctx context.Context, batch []*kgo.Record) ([]*kgo.Record, error) {
 		if calls.next() <= 10 {
 			return nil, kafkatx.Unavailable(errors.New("the database is down"))
@@ -284,7 +284,7 @@ func TestFencedByAnotherProducer(t *testing.T) {
 	p.send(0, 50)
 	c := p.config("a")
 	c.MaxTransactionRecords = 10
-	var passed once
+	var passed counter
 	c.Hook = func(ctx context.Context, passage kafkatx.Passage) error {
 		if passage.Step == kafkatx.Produced && passed.next() == 2 {
 			thief := sandboxtest.Client(t, kgo.TransactionalID(kafkatx.TransactionalID(p.group, "a")))
@@ -314,7 +314,7 @@ func TestForgottenTransactionalID(t *testing.T) {
 	p.send(0, 30)
 	c := p.config("a")
 	c.Client, c.MaxTransactionRecords = []kgo.Opt{seeds}, 10
-	var commits once
+	var commits counter
 	broker.ControlKey(int16(kmsg.TxnOffsetCommit), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		broker.KeepControl()
 		if commits.next() != 2 {
@@ -364,7 +364,7 @@ func TestThrownOutOfTheGroup(t *testing.T) {
 	p.send(0, 60)
 	c := p.config("a")
 	c.MaxTransactionRecords = 20
-	var passed once
+	var passed counter
 	c.Hook = func(ctx context.Context, passage kafkatx.Passage) error {
 		if passage.Step == kafkatx.Produced && passed.next() == 2 {
 			_, err := p.admin.LeaveGroup(ctx, kadm.LeaveGroup(p.group).InstanceIDs("a"))

@@ -235,13 +235,13 @@ func (p *pipe) requireExactlyOnce(n int) {
 	}
 }
 
-// once runs f the first time it is called, and counts.
-type once struct {
+// counter counts from 1.
+type counter struct {
 	mu sync.Mutex
 	n  int
 }
 
-func (o *once) next() int {
+func (o *counter) next() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.n++

@@ -142,8 +142,8 @@ func (tx *transaction) commit(ctx context.Context) error {
 	return s.pass(ctx, Committed, tx.input)
 }
 
-// abort takes back what was produced. It reports no error: what it fails to abort
-// is aborted by the InitProducerID that follows.
+// abort takes back what was produced. After an error the session must end: the
+// InitProducerID of the next one aborts what is left.
 func (tx *transaction) abort() error {
 	ctx, cancel := context.WithTimeout(context.Background(), abortTimeout)
 	defer cancel()
