@@ -87,7 +87,7 @@ func (o *runOptions) run(ctx context.Context) (err error) {
 	if o.databaseURL == "" {
 		o.databaseURL = os.Getenv("DATABASE_URL")
 	}
-	lanes := lane.All()
+	lanes := lane.Headline()
 	started := time.Now()
 	if o.out == "" {
 		o.out = filepath.Join("runs", started.Format("2006-01-02T15-04-05"))

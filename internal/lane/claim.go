@@ -11,6 +11,11 @@ const (
 	KafkaUncommitted Scope = "kafka-uncommitted"
 	// Postgres is the rows of the handlers' tables.
 	Postgres Scope = "postgres"
+	// Order is the order of effects.
+	Order Scope = "order"
+	// PickTasks and LoyaltyPoints are the handlers' tables, each alone.
+	PickTasks     Scope = "postgres/pick_tasks"
+	LoyaltyPoints Scope = "postgres/loyalty_points"
 )
 
 // Outcome is what became of one event in one scope.
@@ -73,6 +78,8 @@ const (
 	MayLose Promise = "may lose"
 	// MayDuplicate allows duplicated events, and nothing else.
 	MayDuplicate Promise = "may duplicate"
+	// MayReorder allows reordered events, and nothing else.
+	MayReorder Promise = "may reorder"
 	// ShowsAborted allows aborted-visible events, and nothing else.
 	ShowsAborted Promise = "aborted visible"
 	// MayDuplicateAndShowAborted allows both, and nothing else.
@@ -100,6 +107,8 @@ func (c Claim) Held(n Counts) bool {
 		allowed = n.Lost
 	case MayDuplicate:
 		allowed = n.Duplicated
+	case MayReorder:
+		allowed = n.Reordered
 	case ShowsAborted:
 		allowed = n.AbortedVisible
 	case MayDuplicateAndShowAborted:
