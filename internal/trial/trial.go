@@ -21,6 +21,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/report"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
+	"github.com/delivered-twice/delivered-twice/internal/stage"
 )
 
 // MaxInstances is how many processes a lane may have. One machine has to carry
@@ -91,16 +92,16 @@ type contender struct {
 // in the results. What the trial created in Kafka and Postgres is there until
 // remove is called, which the caller must do, whether or not there was an error.
 func Run(ctx context.Context, o Options) (results report.Report, remove func(context.Context) error, err error) {
-	r, err := newResources(o.Services.Brokers, o.Services.DatabaseURL)
+	r, err := stage.NewResources(o.Services.Brokers, o.Services.DatabaseURL)
 	if err != nil {
 		return report.Report{}, func(context.Context) error { return nil }, err
 	}
 	remove = func(ctx context.Context) error {
-		defer r.close()
-		return r.remove(ctx)
+		defer r.Close()
+		return r.Remove(ctx)
 	}
 	started := time.Now()
-	t := &trial{Options: o, resources: r}
+	t := &trial{Options: o, Resources: r}
 	if err := t.prepare(ctx); err != nil {
 		return report.Report{}, remove, err
 	}
@@ -113,7 +114,7 @@ func Run(ctx context.Context, o Options) (results report.Report, remove func(con
 
 type trial struct {
 	Options
-	*resources
+	*stage.Resources
 	input      string
 	contenders []*contender
 	observer   *observer
@@ -125,7 +126,7 @@ func (t *trial) partitions() int32 { return int32(max(minPartitions, t.Instances
 // prepare creates topics and schemas, and draws the plan.
 func (t *trial) prepare(ctx context.Context) (err error) {
 	t.Progress.Phase("preparing")
-	if t.input, err = t.topic(ctx, t.Name+".orders.paid", t.partitions()); err != nil {
+	if t.input, err = t.Topic(ctx, t.Name+".orders.paid", t.partitions()); err != nil {
 		return err
 	}
 	for i, l := range t.Lanes {
@@ -144,16 +145,16 @@ func (t *trial) prepareContender(ctx context.Context, c *contender, number int) 
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return err
 	}
-	if c.output, err = t.topic(ctx, t.Name+"."+short+".picked", t.partitions()); err != nil {
+	if c.output, err = t.Topic(ctx, t.Name+"."+short+".picked", t.partitions()); err != nil {
 		return err
 	}
 	if c.lane.Program == cli.EOSPipelineName {
-		if c.deadLetters, err = t.topic(ctx, t.Name+"."+short+".dead-letters", 1); err != nil {
+		if c.deadLetters, err = t.Topic(ctx, t.Name+"."+short+".dead-letters", 1); err != nil {
 			return err
 		}
 	}
-	c.group = t.group(t.Name + "." + short)
-	if c.databaseURL, err = t.schema(ctx, t.Name+"_"+short); err != nil {
+	c.group = t.Group(t.Name + "." + short)
+	if c.databaseURL, err = t.Schema(ctx, t.Name+"_"+short); err != nil {
 		return err
 	}
 	// Kills are shared by the lanes in turn, the first lanes getting one more.
@@ -244,7 +245,7 @@ func (t *trial) feed(ctx context.Context) error {
 	published := make(chan struct{})
 	both.Go(func() error {
 		defer close(published)
-		return Publish(ctx, t.Services.Brokers, t.input, t.stream(), t.interval, t.Progress.Sent)
+		return stage.Publish(ctx, t.Services.Brokers, t.input, t.stream(), t.interval, t.Progress.Sent)
 	})
 	for _, c := range t.contenders {
 		both.Go(func() error { return t.awaitConsumed(ctx, c, published) })
@@ -264,7 +265,7 @@ const (
 // passes its steps only as long as events come, and a kill that finds none left was
 // not tried.
 func (t *trial) interval(n int) time.Duration {
-	interval := Every(t.Rate)(n)
+	interval := stage.Every(t.Rate)(n)
 	for _, c := range t.contenders {
 		if due := 5 * n * len(c.plan) / (4 * t.Events); int(c.killed.Load()) < min(due, len(c.plan)) {
 			return max(trickle*interval, trickleMin)
@@ -281,7 +282,7 @@ func (t *trial) stream() order.StreamOptions {
 func (t *trial) awaitMembers(ctx context.Context, group string) error {
 	deadline := time.Now().Add(stall)
 	for {
-		groups, err := t.admin.DescribeGroups(ctx, group)
+		groups, err := t.Admin.DescribeGroups(ctx, group)
 		if err == nil && groups[group].State == "Stable" && len(groups[group].Members) == t.Instances {
 			return nil
 		}
@@ -303,7 +304,7 @@ func (t *trial) awaitConsumed(ctx context.Context, c *contender, published <-cha
 	)
 	for {
 		done := isClosed(published) // asked first: what is published later can't be missed
-		committed, total, err := t.resources.consumed(ctx, c.group, t.input)
+		committed, total, err := t.Consumed(ctx, c.group, t.input)
 		switch {
 		case err == nil:
 			t.Progress.Consumed(c.lane.Name, int(committed))
