@@ -79,6 +79,10 @@ func (p *eosPipeline) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	traced, err := tracing[kafkatx.Step](&p.member, order.ID)
+	if err != nil {
+		return err
+	}
 	config := kafkatx.Config{
 		Client:                p.client(),
 		Group:                 p.group,
@@ -95,7 +99,7 @@ func (p *eosPipeline) run(ctx context.Context) error {
 		SessionTimeout:        p.sessionTimeout,
 		Logger:                p.logger(),
 		Hook: func(_ context.Context, passage kafkatx.Passage) error {
-			return planned.Pass(string(passage.Step))
+			return errors.Join(traced(passage.Step, "", passage.Records), planned.Pass(string(passage.Step)))
 		},
 	}
 	switch p.touch {

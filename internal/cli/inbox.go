@@ -117,8 +117,12 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 	}
 	defer closeProducer()
 
+	traced, err := tracing[pginbox.Step](&p.member, func(e pginbox.Event) string { return e.ID })
+	if err != nil {
+		return err
+	}
 	hook := func(_ context.Context, passage pginbox.Passage) error {
-		return errors.Join(planned.Pass(string(passage.Step)), planned.Pass(stepOf(passage.Step, passage.Handler)))
+		return errors.Join(traced(passage.Step, passage.Handler, passage.Events), planned.Pass(string(passage.Step)), planned.Pass(stepOf(passage.Step, passage.Handler)))
 	}
 	inbox, err := pginbox.New(pool, pginbox.Options{
 		Handlers:    handlers,
