@@ -42,7 +42,14 @@ const (
 )
 
 // catalogue are all faults, in the order in which they are shown.
-var catalogue = []Fault{}
+var catalogue = []Fault{
+	none,
+	kill9,
+	sigterm,
+	publisherDuplicates,
+	publisherDuplicatesTwoInstances,
+	offsetsRewound,
+}
 
 // All returns every fault, in the order in which they are shown.
 func All() []Fault { return slices.Clone(catalogue) }

@@ -103,31 +103,38 @@ func (r *Resources) Remove(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// removeGroup puts out the static members that linger until their session times
-// out, and deletes the group.
+// removeGroup deletes a group, whoever is still in it.
 func (r *Resources) removeGroup(ctx context.Context, name string) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		groups, err := r.Admin.DescribeGroups(ctx, name)
-		if err != nil {
+		if err := r.putOut(ctx, name); err != nil {
 			return struct{}{}, err
 		}
-		var members []string
-		for _, member := range groups[name].Members {
-			if member.InstanceID != nil {
-				members = append(members, *member.InstanceID)
-			}
-		}
-		if len(members) > 0 {
-			if _, err := r.Admin.LeaveGroup(ctx, kadm.LeaveGroup(name).InstanceIDs(members...)); err != nil {
-				return struct{}{}, err
-			}
-		}
-		_, err = r.Admin.DeleteGroup(ctx, name)
+		_, err := r.Admin.DeleteGroup(ctx, name)
 		if errors.Is(err, kerr.GroupIDNotFound) {
 			err = nil
 		}
 		return struct{}{}, err
 	}, backoff.WithMaxElapsedTime(10*time.Second))
+	return err
+}
+
+// putOut puts out the static members of a group, which linger until their session
+// times out.
+func (r *Resources) putOut(ctx context.Context, group string) error {
+	groups, err := r.Admin.DescribeGroups(ctx, group)
+	if err != nil {
+		return err
+	}
+	var members []string
+	for _, member := range groups[group].Members {
+		if member.InstanceID != nil {
+			members = append(members, *member.InstanceID)
+		}
+	}
+	if len(members) == 0 {
+		return nil
+	}
+	_, err = r.Admin.LeaveGroup(ctx, kadm.LeaveGroup(group).InstanceIDs(members...))
 	return err
 }
 

@@ -269,17 +269,26 @@ func (s *Stage) End(ctx context.Context, members ...*Member) error {
 		}
 	}
 	for _, m := range members {
-		how, err := m.Wait(ctx)
-		if err != nil {
+		if err := s.AwaitEnd(ctx, m); err != nil {
 			return err
 		}
-		if how != "" {
-			return fmt.Errorf("%s was told to end by SIGTERM, and ended with %s", m.Attempt, how)
-		}
-		s.mu.Lock()
-		s.planned[m] = true
-		s.mu.Unlock()
 	}
+	return nil
+}
+
+// AwaitEnd waits until a member is gone that was told to end. One that does not exit
+// with 0 is an error.
+func (s *Stage) AwaitEnd(ctx context.Context, m *Member) error {
+	how, err := m.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	if how != "" {
+		return fmt.Errorf("%s was told to end by SIGTERM, and ended with %s", m.Attempt, how)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.planned[m] = true
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 
 	"github.com/delivered-twice/delivered-twice/internal/lane"
 )
@@ -56,7 +57,10 @@ func (s *Stage) AwaitMembers(ctx context.Context, n int) error {
 		if err != nil {
 			return false, err
 		}
-		return state == "Stable" && members == n, fmt.Errorf("it is %q with %d", state, members)
+		if state != "Stable" || members != n {
+			return false, fmt.Errorf("it is %q with %d", state, members)
+		}
+		return true, nil
 	})
 }
 
@@ -84,24 +88,43 @@ func (s *Stage) AwaitConsumed(ctx context.Context) error {
 }
 
 func (s *Stage) consumed(ctx context.Context) (bool, error) {
+	behind, err := s.behind(ctx)
+	for partition, n := range behind {
+		return false, fmt.Errorf("%d records of partition %d of topic %s are not consumed", n, partition, s.Input)
+	}
+	return err == nil, err
+}
+
+// Pending counts the records that are not consumed yet, by the lane's own account.
+func (s *Stage) Pending(ctx context.Context) (int, error) {
+	behind, err := s.behind(ctx)
+	n := 0
+	for _, records := range behind {
+		n += int(records)
+	}
+	return n, err
+}
+
+// behind returns how many records of which partitions are not consumed yet.
+func (s *Stage) behind(ctx context.Context) (map[int32]int64, error) {
 	ends, err := s.Admin.ListEndOffsets(ctx, s.Input)
 	if err == nil {
 		err = ends.Error()
 	}
 	if err != nil {
-		return false, fmt.Errorf("list end offsets of topic %s: %w", s.Input, err)
+		return nil, fmt.Errorf("list end offsets of topic %s: %w", s.Input, err)
 	}
 	at, err := s.progress(ctx)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	var behind error
+	behind := make(map[int32]int64)
 	ends.Each(func(end kadm.ListedOffset) {
-		if end.Offset > 0 && at[end.Partition] < end.Offset {
-			behind = fmt.Errorf("partition %d of topic %s is consumed up to %d of %d", end.Partition, s.Input, at[end.Partition], end.Offset)
+		if n := end.Offset - max(at[end.Partition], 0); n > 0 { // -1 where nothing is known
+			behind[end.Partition] = n
 		}
 	})
-	return behind == nil, behind
+	return behind, nil
 }
 
 // progress returns how far the lane is in each partition.
@@ -116,14 +139,20 @@ func (s *Stage) progress(ctx context.Context) (map[int32]int64, error) {
 			return nil, err
 		}
 		g := groups[s.Group]
+		if errors.Is(g.Err, kerr.GroupIDNotFound) {
+			return at, nil
+		}
 		if g.Err != nil {
-			return nil, g.Err
+			return nil, fmt.Errorf("fetch offsets of share group %s: %w", s.Group, g.Err)
 		}
 		for _, p := range g.Offsets[s.Input] {
 			at[p.Partition] = p.StartOffset
 		}
 	default:
 		offsets, err := s.Admin.FetchOffsets(ctx, s.Group)
+		if errors.Is(err, kerr.GroupIDNotFound) {
+			return at, nil // no member has come yet
+		}
 		if err != nil {
 			return nil, fmt.Errorf("fetch offsets of group %s: %w", s.Group, err)
 		}
