@@ -163,7 +163,10 @@ func (r Result) verdict(p painter, scope lane.Scope) string {
 		return cell + ": " + found + because
 	}
 	claimed := fmt.Sprintf("the claim was %q", s.Claim)
-	if claim.MustShow {
+	switch {
+	case claim.Shows != 0:
+		claimed += fmt.Sprintf(", of which %q had to show", claim.Shows)
+	case claim.MustShow:
 		claimed += " and had to show"
 	}
 	return fmt.Sprintf("%s %s: %s; %s%s", p.loud("BROKEN"), cell, found, claimed, because)

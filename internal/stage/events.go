@@ -50,8 +50,12 @@ func (s *Stage) Poison(ctx context.Context, n int) error {
 			Headers: []kgo.RecordHeader{{Key: order.HeaderEventID, Value: []byte(id)}},
 		}
 	}
+	s.poisoned += n
 	return s.produce(ctx, records...)
 }
+
+// Poisoned is how many records were sent that no handler can take.
+func (s *Stage) Poisoned() int { return s.poisoned }
 
 func (s *Stage) produce(ctx context.Context, records ...*kgo.Record) error {
 	if err := s.client.ProduceSync(ctx, records...).FirstErr(); err != nil {

@@ -80,6 +80,7 @@ type Stage struct {
 	next     func() (order.Event, bool, bool)
 	stop     func()
 	closers  []func()
+	poisoned int
 
 	mu          sync.Mutex
 	members     []*Member        // all that were started

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -54,7 +53,7 @@ type Options struct {
 	Instances, Kills int
 	// Seed decides events and kills.
 	Seed uint64
-	// Dir is the folder that keeps the instances' logs.
+	// Dir is the folder in which each lane has one for logs, traces and effects.
 	Dir string
 	// Name is the prefix of all topics, groups and schemas.
 	Name string
@@ -82,6 +81,7 @@ type contender struct {
 	deadLetters string // "" where they are rows
 	group       string
 	databaseURL string
+	dir         string // for logs, traces and effects
 	instances   []*instance
 	plan        []fault.Kill
 	killed      atomic.Int64 // how many of them have struck
@@ -130,7 +130,7 @@ func (t *trial) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	for i, l := range t.Lanes {
-		c := &contender{lane: l}
+		c := &contender{lane: l, dir: filepath.Join(t.Dir, l.Short)}
 		if err := t.prepareContender(ctx, c, i); err != nil {
 			return fmt.Errorf("lane %s: %w", l.Name, err)
 		}
@@ -141,10 +141,6 @@ func (t *trial) prepare(ctx context.Context) (err error) {
 
 func (t *trial) prepareContender(ctx context.Context, c *contender, number int) (err error) {
 	short := c.lane.Short
-	logs := filepath.Join(t.Dir, "logs")
-	if err := os.MkdirAll(logs, 0o755); err != nil {
-		return err
-	}
 	if c.output, err = t.Topic(ctx, t.Name+"."+short+".picked", t.partitions()); err != nil {
 		return err
 	}
@@ -182,7 +178,7 @@ func (t *trial) prepareContender(ctx context.Context, c *contender, number int) 
 				"KAFKA_BROKERS=" + strings.Join(t.Services.Brokers, ","),
 				"DATABASE_URL=" + c.databaseURL, // not an argument: everybody on the machine can read those
 			},
-			logs: logs,
+			dir: c.dir,
 			killed: func() {
 				c.killed.Add(1)
 				t.Progress.Killed(c.lane.Name)
@@ -320,7 +316,7 @@ func (t *trial) awaitConsumed(ctx context.Context, c *contender, published <-cha
 		}
 		if time.Since(moved) > stall {
 			return fmt.Errorf("lane %s has stopped at %d of %d records for %v; its logs are in %s: %w",
-				c.lane.Name, committed, total, stall, filepath.Join(t.Dir, "logs"), errors.Join(err))
+				c.lane.Name, committed, total, stall, filepath.Join(c.dir, stage.LogsDir), errors.Join(err))
 		}
 		if err := wait(ctx, 50*time.Millisecond); err != nil {
 			return err
