@@ -258,8 +258,8 @@ func TestTopicOrder(t *testing.T) {
 		{
 			name: "a later event of another order, and of another partition",
 			fill: func(t topic) {
-				t.picks(t.pick(0, "b2", "B", 2), t.pick(0, "a1", "A", 1))
-				t.picks(t.pick(1, "a2", "A", 2))
+				t.picks(t.pick(0, "b2", "B", 2), t.pick(0, "a2", "A", 2))
+				t.picks(t.pick(1, "a1", "A", 1))
 			},
 			want: lane.Counts{Expected: 3, Once: 3},
 		},
