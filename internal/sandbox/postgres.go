@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -22,21 +21,32 @@ import (
 
 // postgresMain is the role of the throwaway PostgreSQL cluster.
 func postgresMain(ctx context.Context, _ []string) int {
-	return host(ctx, "postgres", func(ctx context.Context, dir string) (announcement, stop, error) {
+	return host(ctx, "postgres", func(ctx context.Context, dir string) (service, error) {
 		c := cluster{dir: dir, binaries: localBinaries(), password: rand.Text()}
 		if c.binaries == "" {
 			c.binaries, c.download = filepath.Join(dir, "binaries"), true
 			var err error
 			if c.cache, err = downloadCache(); err != nil {
-				return announcement{}, nil, err
+				return service{}, err
 			}
 		}
 		if err := isolate(dir); err != nil {
-			return announcement{}, nil, err
+			return service{}, err
 		}
-		return c.start(ctx)
+		pg, err := c.start(ctx)
+		if err != nil {
+			return service{}, err
+		}
+		return service{
+			announcement: announcement{Address: pg.url, Nodes: []int{postgresNode}},
+			servers:      map[int]server{postgresNode: pg},
+			end:          pg.end,
+		}, nil
 	})
 }
+
+// postgresNode stands for the cluster's only server.
+const postgresNode = 0
 
 // isolate makes the process deaf to the PostgreSQL settings of the user's
 // environment (PGDATA, PGOPTIONS, …), and sends whatever the libraries leave in
@@ -63,63 +73,68 @@ type cluster struct {
 	password string
 }
 
-// attempts bounds how often a cluster is started on another port. A port that was
-// free a moment ago can be taken when the server gets to it.
-const attempts = 5
-
-func (c cluster) start(ctx context.Context) (announcement, stop, error) {
-	for attempt := 1; ; attempt++ {
-		port, err := freePort()
-		if err != nil {
-			return announcement{}, nil, err
-		}
-		database := embeddedpostgres.NewDatabase(c.config(port))
-		err = c.startDatabase(ctx, database)
-		if err == nil {
-			return announcement{Address: c.url(port)}, database.Stop, nil
-		}
-		if taken := strings.Contains(err.Error(), "already listening on port") ||
-			strings.Contains(err.Error(), "Address already in use"); !taken || attempt == attempts || ctx.Err() != nil {
-			return announcement{}, nil, err
-		}
+// start fills the data folder and starts a server on it. The library that does the
+// former starts a server, too, but a detached one, which could outlive us.
+func (c cluster) start(ctx context.Context) (*postgresServer, error) {
+	err := onFreePort(ctx, func(port int) error {
+		return c.prepare(ctx, embeddedpostgres.NewDatabase(c.config(port)))
+	})
+	if err != nil {
+		return nil, err
 	}
+	var pg *postgresServer
+	err = onFreePort(ctx, func(port int) error {
+		pg = &postgresServer{
+			binary: filepath.Join(c.binaries, "bin", "postgres"),
+			data:   c.data(),
+			port:   port,
+			url:    c.url(port),
+		}
+		return pg.start(ctx)
+	})
+	return pg, err
 }
 
-func (c cluster) config(port uint32) embeddedpostgres.Config {
+func (c cluster) data() string { return filepath.Join(c.dir, "data") }
+
+// parameters are the server's settings beside its port. A matrix runs hundreds of
+// members, and each holds some connections.
+var parameters = map[string]string{
+	"listen_addresses":        "127.0.0.1",
+	"unix_socket_directories": "",
+	"fsync":                   "on",
+	"track_commit_timestamp":  "on",
+	"max_connections":         "500",
+}
+
+func (c cluster) config(port int) embeddedpostgres.Config {
 	return embeddedpostgres.DefaultConfig().
-		Port(port).
+		Port(uint32(port)).
 		Password(c.password).
 		Locale("C").
 		Encoding("UTF8").
 		BinariesPath(c.binaries).
 		CachePath(c.cache).
 		RuntimePath(filepath.Join(c.dir, "runtime")).
-		DataPath(filepath.Join(c.dir, "data")).
+		DataPath(c.data()).
 		StartTimeout(time.Minute).
 		Logger(os.Stderr).
-		StartParameters(map[string]string{
-			"listen_addresses":        "127.0.0.1",
-			"unix_socket_directories": "",
-			"fsync":                   "on",
-			"track_commit_timestamp":  "on",
-			"max_connections":         "200",
-		})
+		StartParameters(parameters)
 }
 
-func (c cluster) url(port uint32) string {
+func (c cluster) url(port int) string {
 	u := url.URL{
 		Scheme:   "postgres",
 		User:     url.UserPassword("postgres", c.password),
-		Host:     net.JoinHostPort("127.0.0.1", strconv.FormatUint(uint64(port), 10)),
+		Host:     loopback(port),
 		Path:     "/postgres",
 		RawQuery: "sslmode=disable",
 	}
 	return u.String()
 }
 
-// startDatabase starts the database, which cannot be interrupted, and stops it
-// again if ctx ended meanwhile.
-func (c cluster) startDatabase(ctx context.Context, database *embeddedpostgres.EmbeddedPostgres) error {
+// prepare starts the database, which cannot be interrupted, and stops it again.
+func (c cluster) prepare(ctx context.Context, database *embeddedpostgres.EmbeddedPostgres) error {
 	started := make(chan error, 1)
 	go func() { started <- database.Start() }()
 	select {
@@ -127,7 +142,10 @@ func (c cluster) startDatabase(ctx context.Context, database *embeddedpostgres.E
 		if err != nil && c.download {
 			return fmt.Errorf("no PostgreSQL is installed here, and a download did not work: %w; install PostgreSQL, or give the address of one", err)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return database.Stop()
 	case <-ctx.Done():
 		if !isExecutable(filepath.Join(c.binaries, "bin", "pg_ctl")) {
 			return ctx.Err() // still downloading: nothing runs that would have to be stopped
@@ -137,14 +155,6 @@ func (c cluster) startDatabase(ctx context.Context, database *embeddedpostgres.E
 		}
 		return errors.Join(ctx.Err(), database.Stop())
 	}
-}
-
-func freePort() (uint32, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	return uint32(listener.Addr().(*net.TCPAddr).Port), listener.Close()
 }
 
 // localBinaries is the folder that holds the bin folder of an installed
