@@ -30,6 +30,16 @@ type postgresServer struct {
 	current *postmaster // the latest one, or nil
 }
 
+// parameters are the server's settings beside its port. A matrix runs hundreds of
+// processes, each with connections of its own.
+var parameters = map[string]string{
+	"listen_addresses":        "127.0.0.1",
+	"unix_socket_directories": "",
+	"fsync":                   "on",
+	"track_commit_timestamp":  "on",
+	"max_connections":         "500",
+}
+
 // postmaster is the process that starts all others of a server.
 type postmaster struct {
 	cmd   *exec.Cmd
