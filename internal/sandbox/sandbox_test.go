@@ -129,7 +129,7 @@ func TestStartAndClose(t *testing.T) {
 			"fsync":                   "on",
 			"synchronous_commit":      "on",
 			"track_commit_timestamp":  "on",
-			"max_connections":         "200",
+			"max_connections":         "500",
 			"listen_addresses":        "127.0.0.1",
 			"unix_socket_directories": "",
 			"server_encoding":         "UTF8",
@@ -277,5 +277,5 @@ func TestApacheKafkaNeedsJava(t *testing.T) {
 func closedPort(t *testing.T) string {
 	port, err := freePort()
 	require.NoError(t, err)
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port)))
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
