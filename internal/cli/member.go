@@ -17,7 +17,6 @@ import (
 
 	"github.com/delivered-twice/delivered-twice/internal/endpoint"
 	"github.com/delivered-twice/delivered-twice/internal/failpoint"
-	"github.com/delivered-twice/delivered-twice/internal/trace"
 )
 
 // defaultPartitions is how many partitions a pipeline gives a topic that it has
@@ -102,25 +101,6 @@ func plannedFailpoint[S ~string](steps []S) (*failpoint.Failpoint, error) {
 		return nil, Usage(err)
 	}
 	return f, nil
-}
-
-// tracing returns what keeps a passing of a step in the trace, if one is wanted: it is
-// to be called before the failpoint of that passing.
-func tracing[S ~string, E any](m *member, id func(E) string) (func(step S, handler string, events []E) error, error) {
-	w, err := trace.FromEnv(m.attempt)
-	if err != nil {
-		return nil, Usage(err)
-	}
-	return func(step S, handler string, events []E) error {
-		if w == nil {
-			return nil
-		}
-		ids := make([]string, len(events))
-		for i, e := range events {
-			ids[i] = id(e)
-		}
-		return w.Pass(string(step), handler, ids)
-	}, nil
 }
 
 // checkKafka refuses to start where the pipeline would hang or do harm.
