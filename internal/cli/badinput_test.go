@@ -135,21 +135,7 @@ func TestStrangeRecordsInTheInbox(t *testing.T) {
 	b.awaitConsumed()
 	p.end()
 
-	found := b.auditTables(done)
-	require.Empty(t, found.Unexpected)
-	require.Equal(t, len(done), found.Rows.Once, "%+v", found.Rows)
-	for _, handler := range []string{"warehouse", "loyalty"} {
-		rows, err := b.pool().Query(t.Context(), `SELECT error FROM dead_letters WHERE handler = $1`, handler)
-		require.NoError(t, err)
-		var letters []string
-		for rows.Next() {
-			var letter string
-			require.NoError(t, rows.Scan(&letter))
-			letters = append(letters, letter)
-		}
-		require.NoError(t, rows.Err())
-		requireCauses(t, causes, letters)
-	}
+	requireDone(t, b, done, causes)
 }
 
 func TestUnusable(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -133,20 +134,34 @@ func (p *pipeline) end() {
 // awaitConsumed waits until the group has committed all of the input.
 func (b *bench) awaitConsumed() {
 	b.t.Helper()
+	require.Eventually(b.t, b.consumed, patience, 10*time.Millisecond, "the group does not get to the end of the input")
+}
+
+func (b *bench) consumed() bool {
 	ends, err := b.admin.ListEndOffsets(b.t.Context(), b.input)
+	if err != nil {
+		return false
+	}
+	committed, err := b.admin.FetchOffsets(b.t.Context(), b.group)
+	if err != nil {
+		return false
+	}
+	all := true
+	ends.Each(func(end kadm.ListedOffset) {
+		at, ok := committed.Lookup(end.Topic, end.Partition)
+		all = all && (end.Offset == 0 || ok && at.At == end.Offset)
+	})
+	return all
+}
+
+// deadLetters returns the causes of a handler's dead letters.
+func (b *bench) deadLetters(handler string) []string {
+	b.t.Helper()
+	rows, err := b.pool().Query(b.t.Context(), `SELECT error FROM dead_letters WHERE handler = $1`, handler)
 	require.NoError(b.t, err)
-	require.Eventually(b.t, func() bool {
-		committed, err := b.admin.FetchOffsets(b.t.Context(), b.group)
-		if err != nil {
-			return false
-		}
-		all := true
-		ends.Each(func(end kadm.ListedOffset) {
-			at, ok := committed.Lookup(end.Topic, end.Partition)
-			all = all && (end.Offset == 0 || ok && at.At == end.Offset)
-		})
-		return all
-	}, patience, 10*time.Millisecond, "the group does not get to the end of the input")
+	letters, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(b.t, err)
+	return letters
 }
 
 func (b *bench) auditTopic(expected audit.Expected) audit.TopicAudit {

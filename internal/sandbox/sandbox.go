@@ -59,8 +59,6 @@ type Services struct {
 	Brokers []string
 	// DatabaseURL contains the password. Show [endpoint.Redact] of it instead.
 	DatabaseURL string
-	// RedisURL is the address of a Redis.
-	RedisURL string
 	// KafkaVersion names the broker and its version: "kfake v0.0.0-…",
 	// "Apache Kafka 4.4.0", or, for a given address, what its API versions suggest:
 	// "Kafka v4.4 (guessed from its API versions)".

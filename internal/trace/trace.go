@@ -4,7 +4,6 @@
 package trace
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -68,20 +67,4 @@ func (w *Writer) Pass(step, handler string, events []string) error {
 		return fmt.Errorf("trace step %s: %w", step, err)
 	}
 	return nil
-}
-
-// Read returns the passings in a file.
-func Read(path string) ([]Passing, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	var all []Passing
-	for line := range bytes.Lines(text) {
-		var p Passing
-		if json.Unmarshal(line, &p) == nil { // the last line may be half written
-			all = append(all, p)
-		}
-	}
-	return all, nil
 }

@@ -52,12 +52,12 @@ func FromRecord(r *kgo.Record) (Effect, error) {
 	return Effect{EventID: order.ID(r), Event: e, CreatedAt: r.Timestamp}, nil
 }
 
-// pick locks the order rows in one order (bytes, whatever the database's
+// pickOrders locks the order rows in one order (bytes, whatever the database's
 // collation), so that two batches that share orders wait for each other instead
 // of deadlocking; ON CONFLICT DO UPDATE takes its row locks in the order of the
 // rows it is fed. It refuses to touch one row twice in one statement, so it must
 // get only one event an order.
-const pick = `
+const pickOrders = `
 WITH picking AS (
 	INSERT INTO orders (order_id, status, last_sequence)
 	SELECT order_id, $1, sequence
@@ -66,11 +66,23 @@ WITH picking AS (
 	ON CONFLICT (order_id) DO UPDATE SET
 		status = excluded.status,
 		last_sequence = greatest(orders.last_sequence, excluded.last_sequence)
-)
+)`
+
+const pick = pickOrders + `
 INSERT INTO pick_tasks (event_id, order_id, sequence, attempt, event_created_at)
 SELECT event_id, order_id, sequence, $4, event_created_at
 FROM unnest($5::text[], $6::text[], $7::bigint[], $8::timestamptz[])
 	AS effect (event_id, order_id, sequence, event_created_at)`
+
+// pickOnce locks the tasks in one order, too: ON CONFLICT DO NOTHING waits for
+// whoever has inserted the same key and not committed yet.
+const pickOnce = pickOrders + `
+INSERT INTO pick_tasks (event_id, order_id, sequence, attempt, event_created_at, once)
+SELECT event_id, order_id, sequence, $4, event_created_at, true
+FROM unnest($5::text[], $6::text[], $7::bigint[], $8::timestamptz[])
+	AS effect (event_id, order_id, sequence, event_created_at)
+ORDER BY order_id COLLATE "C", sequence
+ON CONFLICT (order_id, sequence) WHERE once DO NOTHING`
 
 // Pick does the warehouse handler's work for a batch in one statement: every
 // order is set to PICKING, an absolute write that is harmless twice and never
@@ -79,6 +91,20 @@ FROM unnest($5::text[], $6::text[], $7::bigint[], $8::timestamptz[])
 //
 // The attempt names the process incarnation that does it.
 func Pick(ctx context.Context, db DB, attempt string, effects []Effect) error {
+	return createTasks(ctx, db, pick, attempt, effects)
+}
+
+// PickOnce does the same with writes that are all harmless twice: a pick task is
+// inserted under its natural key, the order and the event's sequence in it, and where
+// PickOnce has made that row before, it stays as it is.
+//
+// The price is that two events with one order and one sequence are one task, whatever
+// their ids.
+func PickOnce(ctx context.Context, db DB, attempt string, effects []Effect) error {
+	return createTasks(ctx, db, pickOnce, attempt, effects)
+}
+
+func createTasks(ctx context.Context, db DB, statement, attempt string, effects []Effect) error {
 	if len(effects) == 0 {
 		return nil
 	}
@@ -89,7 +115,7 @@ func Pick(ctx context.Context, db DB, attempt string, effects []Effect) error {
 	for i, e := range latest {
 		latestIDs[i], latestSequences[i] = e.OrderID, e.Sequence
 	}
-	_, err := db.Exec(ctx, pick, order.StatusPicking, latestIDs, latestSequences,
+	_, err := db.Exec(ctx, statement, order.StatusPicking, latestIDs, latestSequences,
 		attempt, all.eventIDs, all.orderIDs, all.sequences, all.createdAt)
 	if err != nil {
 		return fmt.Errorf("create %d pick tasks: %w", len(effects), err)

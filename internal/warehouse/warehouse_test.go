@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sync"
 	"testing"
 	"testing/fstest"
@@ -85,6 +86,23 @@ func TestPickIsAbsoluteOnOrdersAndInsertsATaskAnEvent(t *testing.T) {
 	require.Equal(t, []string{"ord_1 PICKING 2", "ord_2 PICKING 3"}, rows(t, pool, orders))
 }
 
+func TestPickOnceLeavesOneTaskForEachNaturalKey(t *testing.T) {
+	pool, ctx := migrated(t), t.Context()
+	first := []warehouse.Effect{effect("evt_1", "ord_2", 1), effect("evt_1", "ord_2", 1), effect("evt_2", "ord_2", 2)}
+	require.NoError(t, warehouse.PickOnce(ctx, pool, "a", first))
+	require.NoError(t, warehouse.PickOnce(ctx, pool, "b", append(first, effect("evt_3", "ord_1", 1))))
+	require.Equal(t, []string{"ord_1 PICKING 1", "ord_2 PICKING 2"}, rows(t, pool, orders))
+	require.Equal(t, []string{"evt_1 ord_2 1 a", "evt_2 ord_2 2 a", "evt_3 ord_1 1 b"}, rows(t, pool, `SELECT format('%s %s %s %s', event_id, order_id, sequence, attempt) FROM pick_tasks ORDER BY event_id`))
+
+	// Two ids under one natural key are one task: that is the price.
+	require.NoError(t, warehouse.PickOnce(ctx, pool, "b", []warehouse.Effect{effect("evt_4", "ord_1", 1)}))
+	require.Len(t, rows(t, pool, tasks), 3)
+
+	// Whoever does not rely on the key must still be able to show a duplicate.
+	require.NoError(t, warehouse.Pick(ctx, pool, "c", first))
+	require.Len(t, rows(t, pool, tasks), 6)
+}
+
 func TestAwardAddsPointsAnEvent(t *testing.T) {
 	pool, ctx := migrated(t), t.Context()
 	twice := []warehouse.Effect{effect("evt_1", "ord_1", 1), effect("evt_2", "ord_1", 2)}
@@ -118,18 +136,29 @@ func TestAnEmptyBatchDoesNothing(t *testing.T) {
 }
 
 func TestBatchesThatShareOrdersInOppositeOrderDoNotDeadlock(t *testing.T) {
+	t.Run("pick", func(t *testing.T) { testNoDeadlock(t, warehouse.Pick) })
+	t.Run("pick once", func(t *testing.T) { testNoDeadlock(t, warehouse.PickOnce) })
+}
+
+func testNoDeadlock(t *testing.T, pick func(context.Context, warehouse.DB, string, []warehouse.Effect) error) {
 	pool := migrated(t)
-	var forward, backward []warehouse.Effect
-	for i := range 500 {
-		forward = append(forward, effect(fmt.Sprintf("evt_f%d", i), fmt.Sprintf("ord_%03d", i), 1))
-		backward = append(backward, effect(fmt.Sprintf("evt_b%d", i), fmt.Sprintf("ord_%03d", 499-i), 2))
+	// The same orders, and with them the same natural keys, at the same time.
+	batch := func(worker string, sequence int64, backward bool) []warehouse.Effect {
+		var effects []warehouse.Effect
+		for i := range 500 {
+			effects = append(effects, effect(fmt.Sprintf("evt_%s%d", worker, i), fmt.Sprintf("ord_%03d", i), sequence))
+		}
+		if backward {
+			slices.Reverse(effects)
+		}
+		return effects
 	}
 	errs := make(chan error, 40)
 	var workers sync.WaitGroup
-	for _, batch := range [][]warehouse.Effect{forward, backward} {
+	for _, worker := range []string{"f", "b"} {
 		workers.Go(func() {
-			for range 20 {
-				errs <- warehouse.Pick(t.Context(), pool, "a", batch)
+			for i := range 20 {
+				errs <- pick(t.Context(), pool, "a", batch(worker, int64(i+1), worker == "b"))
 			}
 		})
 	}
