@@ -222,19 +222,18 @@ func stepOf(step pginbox.Step, handler string) string { return string(step) + "@
 // steps are the names at which a failpoint may strike: a step, whoever passes it,
 // or a step of one handler.
 func (p *inboxPipeline) steps() []string {
-	steps := pginbox.Steps()
+	steps, byHandlers := pginbox.Steps(), []pginbox.Step{pginbox.Begun, pginbox.Inserted, pginbox.Worked, pginbox.Committed}
 	if p.shortcut() {
-		steps = shortcut.Steps(shortcut.Guard(p.guard))
+		steps, byHandlers = shortcut.Steps(shortcut.Guard(p.guard)), []pginbox.Step{pginbox.Worked}
 	}
-	var names, ofHandlers []string
+	var names []string
 	for _, step := range steps {
 		names = append(names, string(step))
-		if step == pginbox.Polled || step == pginbox.Acknowledged {
-			continue // passed by the consumer, for all handlers
-		}
+	}
+	for _, step := range byHandlers {
 		for _, handler := range p.handlers {
-			ofHandlers = append(ofHandlers, stepOf(step, handler))
+			names = append(names, stepOf(step, handler))
 		}
 	}
-	return append(names, ofHandlers...)
+	return names
 }

@@ -78,8 +78,13 @@ type Result struct {
 	// null where the commits have no time.
 	LatencyMS *audit.Latency `json:"latency_ms"`
 	// RecoveryMS is the longest of the lane's kills; null where there was none.
-	RecoveryMS *float64 `json:"recovery_ms"`
-	WallS      float64  `json:"wall_s"`
+	RecoveryMS    *float64 `json:"recovery_ms"`
+	WallS         float64  `json:"wall_s"`
+	Seed          uint64   `json:"seed,omitempty"`
+	NotApplicable string   `json:"not_applicable,omitempty"`
+	Failure       string   `json:"failure,omitempty"`
+	Folder        string   `json:"folder,omitempty"`
+	Repeat        string   `json:"repeat,omitempty"`
 }
 
 // Scope is what was counted in one scope, and whether that is what was claimed.
@@ -204,4 +209,17 @@ var (
 func redact(text string) string {
 	text = urlPassword.ReplaceAllString(text, "${1}xxxxx@")
 	return keyPassword.ReplaceAllString(text, "${1}xxxxx")
+}
+
+// Held says whether every claim of the result was, and nothing else went wrong.
+func (r Result) Held() bool {
+	if r.Failure != "" {
+		return false
+	}
+	for _, s := range r.Scopes {
+		if !s.Held {
+			return false
+		}
+	}
+	return r.NotApplicable != "" || len(r.Scopes) > 0
 }

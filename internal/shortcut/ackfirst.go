@@ -8,8 +8,7 @@ package shortcut
 //
 // It holds as long as nothing stops between the two. A death after acknowledged,
 // begun or worked loses the batch: nobody will deliver it again, and nothing tells
-// that it is missing. A death after committed loses the handlers that have not begun.
-// So does a process that is told to stop while it waits for Postgres. A COMMIT whose
-// answer is lost is done again, and the events are duplicated; so is an event that
-// its publisher sent twice.
+// that it is missing. So does a process that is told to stop while it waits for
+// Postgres. A COMMIT whose answer is lost is done again, and the events are
+// duplicated; so is an event that its publisher sent twice.
 const AckFirst Guard = "ack-first"

@@ -20,18 +20,18 @@ const maxErrorBytes = 8 << 10
 
 // bury stores an event as a dead letter. An event that comes again makes another one,
 // where the guard lets it through.
-func (d *delivery) bury(ctx context.Context, tx pgx.Tx, e pginbox.Event, cause error, attempts int) error {
+func (d *delivery) bury(ctx context.Context, tx pgx.Tx, handler string, e pginbox.Event, cause error, attempts int) error {
 	r := e.Record
 	names, values := make([][]byte, len(r.Headers)), make([][]byte, len(r.Headers))
 	for i, h := range r.Headers {
 		names[i], values[i] = []byte(h.Key), h.Value
 	}
-	_, err := tx.Exec(ctx, insertDeadLetter, d.handler.Name, []byte(e.ID), printable(r.Topic), r.Partition, r.Offset,
+	_, err := tx.Exec(ctx, insertDeadLetter, handler, []byte(e.ID), printable(r.Topic), r.Partition, r.Offset,
 		r.Key, r.Value, names, values, printable(cause.Error()), attempts)
 	if err != nil {
 		return statementError("store a dead letter", err)
 	}
-	d.log.Error("an event becomes a dead letter", "event", e.ID, "attempts", attempts, "cause", cause,
+	d.log.Error("an event becomes a dead letter", "handler", handler, "event", e.ID, "attempts", attempts, "cause", cause,
 		"topic", r.Topic, "partition", r.Partition, "offset", r.Offset)
 	return nil
 }

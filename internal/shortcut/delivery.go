@@ -15,29 +15,33 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 )
 
-// delivery brings events to one handler.
+// delivery brings events to the handlers.
 type delivery struct {
 	shortcut *Shortcut
-	handler  pginbox.Handler
 	log      *slog.Logger
 
 	events []pginbox.Event // to be done, as far as is known, in their order
-	// alone says that they are given to the handler one by one, because all together
+	// alone says that they are given to the handlers one by one, because all together
 	// have failed.
 	alone    bool
-	attempts map[*kgo.Record]int // failures of an event alone
+	attempts map[attempted]int // failures of an event alone
 
 	outages  *backoff.ExponentialBackOff // pauses after an outage
 	failures *backoff.ExponentialBackOff // pauses after events have failed alone
 }
 
-func newDelivery(s *Shortcut, h pginbox.Handler, events []pginbox.Event) *delivery {
+// attempted is one delivery of an event, and a handler that has failed with it.
+type attempted struct {
+	record  *kgo.Record
+	handler string
+}
+
+func newDelivery(s *Shortcut, events []pginbox.Event) *delivery {
 	return &delivery{
 		shortcut: s,
-		handler:  h,
-		log:      s.options.Logger.With("handler", h.Name),
+		log:      s.options.Logger,
 		events:   events,
-		attempts: make(map[*kgo.Record]int),
+		attempts: make(map[attempted]int),
 		outages:  newBackoff(s.options.RetryBackoff),
 		failures: newBackoff(s.options.RetryBackoff),
 	}
@@ -63,7 +67,7 @@ func (d *delivery) run(ctx context.Context) (err error) {
 		err = d.again(ctx, failed)
 	}
 	if err != nil {
-		d.shortcut.guard.abandon(d.handler.Name, d.events)
+		d.shortcut.guard.abandon(d.events)
 	}
 	return err
 }
@@ -117,31 +121,23 @@ func (d *delivery) transaction(ctx context.Context) error {
 		return statementError("begin a transaction", err)
 	}
 	defer func() { _ = tx.Rollback(ctx) }() // after a commit this does nothing
-	if err := d.pass(ctx, pginbox.Begun, d.events); err != nil {
+	if err := d.pass(ctx, pginbox.Begun, "", d.events); err != nil {
 		return err
 	}
 	fresh, err := d.shortcut.guard.inside(ctx, tx, d)
 	if err != nil || len(fresh) == 0 {
 		return err
 	}
-	if d.alone {
-		err = d.workOneByOne(ctx, tx, fresh)
-	} else {
-		err = handlerError(ctx, tx.Conn(), d.call(ctx, tx, fresh))
-	}
-	if err != nil {
-		return err
-	}
-	if err := d.pass(ctx, pginbox.Worked, fresh); err != nil {
+	if err := d.work(ctx, tx, fresh); err != nil {
 		return err
 	}
 	if err := d.commit(ctx, tx); err != nil {
 		return err
 	}
-	if err := d.pass(ctx, pginbox.Committed, fresh); err != nil {
+	if err := d.pass(ctx, pginbox.Committed, "", fresh); err != nil {
 		return err
 	}
-	d.shortcut.guard.after(d.handler.Name, fresh)
+	d.shortcut.guard.after(fresh)
 	return nil
 }
 
@@ -153,31 +149,21 @@ func (d *delivery) commit(ctx context.Context, tx pgx.Tx) error {
 	return statementError("commit", err)
 }
 
-// workOneByOne gives every event to the handler alone, under a savepoint, and stores
-// as a dead letter what has failed often enough. If some are to be tried again, all
-// are, in another transaction, so that the batch stays one.
-func (d *delivery) workOneByOne(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
+// work gives the events to every handler. If some have failed alone and are to be
+// tried again, all are, in another transaction, so that the batch stays one.
+func (d *delivery) work(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
 	var again *failure
-	for _, e := range events {
-		err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
-			return d.call(ctx, savepoint, []pginbox.Event{e})
-		})
-		err = handlerError(ctx, tx.Conn(), err)
-		var failed *failure
-		if !errors.As(err, &failed) {
-			if err != nil {
-				return err
-			}
-			continue
+	for _, h := range d.shortcut.options.Handlers {
+		var err error
+		if d.alone {
+			err = d.oneByOne(ctx, tx, h, events)
+		} else {
+			err = handlerError(ctx, tx.Conn(), call(ctx, tx, h, events))
 		}
-		d.attempts[e.Record]++
-		attempts := d.attempts[e.Record]
-		d.log.Warn("an event failed", "event", e.ID, "attempt", attempts, "cause", failed.err)
-		if attempts < d.shortcut.options.MaxAttempts {
-			again = failed
-			continue
+		if err != nil && (!d.alone || !errors.As(err, &again)) {
+			return err
 		}
-		if err := d.bury(ctx, tx, e, failed.err, attempts); err != nil {
+		if err := d.pass(ctx, pginbox.Worked, h.Name, events); err != nil {
 			return err
 		}
 	}
@@ -187,22 +173,56 @@ func (d *delivery) workOneByOne(ctx context.Context, tx pgx.Tx, events []pginbox
 	return nil
 }
 
-// call gives events to the handler. A panic of its own is an error.
-func (d *delivery) call(ctx context.Context, tx pgx.Tx, events []pginbox.Event) (err error) {
+// oneByOne gives every event to a handler alone, under a savepoint, and stores as a
+// dead letter what has failed often enough. It returns a [failure] if something is to
+// be tried again.
+func (d *delivery) oneByOne(ctx context.Context, tx pgx.Tx, h pginbox.Handler, events []pginbox.Event) error {
+	var again *failure
+	for _, e := range events {
+		err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
+			return call(ctx, savepoint, h, []pginbox.Event{e})
+		})
+		err = handlerError(ctx, tx.Conn(), err)
+		var failed *failure
+		if !errors.As(err, &failed) {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		d.attempts[attempted{e.Record, h.Name}]++
+		attempts := d.attempts[attempted{e.Record, h.Name}]
+		d.log.Warn("an event failed", "handler", h.Name, "event", e.ID, "attempt", attempts, "cause", failed.err)
+		if attempts < d.shortcut.options.MaxAttempts {
+			again = failed
+			continue
+		}
+		if err := d.bury(ctx, tx, h.Name, e, failed.err, attempts); err != nil {
+			return err
+		}
+	}
+	if again != nil {
+		return again
+	}
+	return nil
+}
+
+// call gives events to a handler. A panic of its own is an error.
+func call(ctx context.Context, tx pgx.Tx, h pginbox.Handler, events []pginbox.Event) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("panic: %v\n%s", cause, debug.Stack())
 		}
 	}()
-	return d.handler.Handle(ctx, tx, events)
+	return h.Handle(ctx, tx, events)
 }
 
 // pass calls the hook, where there is one.
-func (d *delivery) pass(ctx context.Context, step pginbox.Step, events []pginbox.Event) error {
+func (d *delivery) pass(ctx context.Context, step pginbox.Step, handler string, events []pginbox.Event) error {
 	if d.shortcut.options.Hook == nil {
 		return nil
 	}
-	err := d.shortcut.options.Hook(ctx, pginbox.Passage{Step: step, Handler: d.handler.Name, Events: events})
+	err := d.shortcut.options.Hook(ctx, pginbox.Passage{Step: step, Handler: handler, Events: events})
 	if err != nil {
 		return &outage{fmt.Errorf("step %s: %w", step, err)}
 	}

@@ -13,7 +13,7 @@
 //   - [SelectFirst] asks Postgres whether the id is there, and inserts it if not.
 //   - [Redis] claims the id in Redis before it works.
 //
-// A guard does one handler after the other. Each handler gets a batch in one
-// transaction of its own, and has marks of its own, where the guard keeps any: a
-// handler that died is not taken as done because another one was.
+// All handlers work on a batch in one transaction, one after the other, so an event is
+// done by all of them or by none, and one mark stands for all, where the guard keeps
+// any. A handler that is added later gets none of the events that were done before.
 package shortcut

@@ -18,8 +18,9 @@ type Guard string
 func Guards() []Guard { return []Guard{AckFirst, None, Shape, Memory, SelectFirst, Redis} }
 
 // Steps returns the steps that a delivery under the guard passes, in their order;
-// nil for a guard that there is not. [pginbox.Polled] and [pginbox.Acknowledged] are
-// passed by the consumer, without a handler; all others by each handler.
+// nil for a guard that there is not. [pginbox.Worked] is passed by each handler, the
+// others by all handlers together; [pginbox.Polled] and [pginbox.Acknowledged] by the
+// consumer.
 func Steps(g Guard) []pginbox.Step {
 	switch g {
 	case AckFirst:
@@ -44,11 +45,11 @@ type guard interface {
 	// inside does the same in the transaction, and is repeated with it. It leaves
 	// outages to the caller.
 	inside(context.Context, pgx.Tx, *delivery) ([]pginbox.Event, error)
-	// after hears which events a handler has done, once that is committed.
-	after(handler string, done []pginbox.Event)
+	// after hears which events are done, once that is committed.
+	after(done []pginbox.Event)
 	// abandon hears which events that before has returned are not committed, as far
 	// as anybody knows, and will not be. The delivery's context has ended.
-	abandon(handler string, undone []pginbox.Event)
+	abandon(undone []pginbox.Event)
 }
 
 // unguarded is the guard that does nothing, and what others have in common.
@@ -62,8 +63,8 @@ func (unguarded) inside(_ context.Context, _ pgx.Tx, d *delivery) ([]pginbox.Eve
 	return d.events, nil
 }
 
-func (unguarded) after(string, []pginbox.Event)   {}
-func (unguarded) abandon(string, []pginbox.Event) {}
+func (unguarded) after([]pginbox.Event)   {}
+func (unguarded) abandon([]pginbox.Event) {}
 
 func newGuard(o Options) (guard, error) {
 	switch o.Guard {

@@ -33,36 +33,33 @@ type memory struct {
 	size int // of a generation
 
 	mu             sync.Mutex
-	younger, older map[mark]struct{}
+	younger, older map[string]struct{}
 }
 
-// mark says that a handler has done an event.
-type mark struct{ handler, id string }
-
 func newMemory(size int) *memory {
-	return &memory{size: size, younger: make(map[mark]struct{})}
+	return &memory{size: size, younger: make(map[string]struct{})}
 }
 
 func (m *memory) before(ctx context.Context, d *delivery) ([]pginbox.Event, error) {
-	unknown := firsts(d.events, func(id string) bool { return m.has(mark{d.handler.Name, id}) })
-	return unknown, d.waitOut(ctx, func() error { return d.pass(ctx, Checked, unknown) })
+	unknown := firsts(d.events, m.has)
+	return unknown, d.waitOut(ctx, func() error { return d.pass(ctx, Checked, "", unknown) })
 }
 
-func (m *memory) has(of mark) bool {
+func (m *memory) has(id string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_, young := m.younger[of]
-	_, old := m.older[of]
+	_, young := m.younger[id]
+	_, old := m.older[id]
 	return young || old
 }
 
-func (m *memory) after(handler string, done []pginbox.Event) {
+func (m *memory) after(done []pginbox.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range done {
 		if len(m.younger) >= m.size {
-			m.younger, m.older = make(map[mark]struct{}), m.younger
+			m.younger, m.older = make(map[string]struct{}), m.younger
 		}
-		m.younger[mark{handler, e.ID}] = struct{}{}
+		m.younger[e.ID] = struct{}{}
 	}
 }

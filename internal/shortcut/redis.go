@@ -51,8 +51,6 @@ func newClaims(o Options) (*claims, error) {
 	return &claims{client: o.Redis, ttl: o.RedisTTL, prefix: o.RedisPrefix}, nil
 }
 
-func (c *claims) key(handler, id string) string { return c.prefix + handler + "/" + id }
-
 func (c *claims) before(ctx context.Context, d *delivery) ([]pginbox.Event, error) {
 	answers := make([]*redis.BoolCmd, len(d.events))
 	err := d.waitOut(ctx, func() error {
@@ -61,7 +59,7 @@ func (c *claims) before(ctx context.Context, d *delivery) ([]pginbox.Event, erro
 				// What was answered before an outage is not asked again: it would be
 				// taken for the claim of somebody else.
 				if answers[i] == nil || answers[i].Err() != nil {
-					answers[i] = pipe.SetNX(ctx, c.key(d.handler.Name, e.ID), "", c.ttl)
+					answers[i] = pipe.SetNX(ctx, c.prefix+e.ID, "", c.ttl)
 				}
 			}
 			return nil
@@ -78,7 +76,7 @@ func (c *claims) before(ctx context.Context, d *delivery) ([]pginbox.Event, erro
 		}
 	}
 	if err == nil {
-		err = d.waitOut(ctx, func() error { return d.pass(ctx, Claimed, claimed) })
+		err = d.waitOut(ctx, func() error { return d.pass(ctx, Claimed, "", claimed) })
 	}
 	return claimed, err
 }
@@ -88,7 +86,7 @@ const releasePatience = time.Second
 
 // abandon takes claims back. One that has expired may be somebody else's by now, and
 // is taken from them.
-func (c *claims) abandon(handler string, undone []pginbox.Event) {
+func (c *claims) abandon(undone []pginbox.Event) {
 	if len(undone) == 0 {
 		return
 	}
@@ -96,7 +94,7 @@ func (c *claims) abandon(handler string, undone []pginbox.Event) {
 	defer cancel()
 	keys := make([]string, len(undone))
 	for i, e := range undone {
-		keys[i] = c.key(handler, e.ID)
+		keys[i] = c.prefix + e.ID
 	}
 	c.client.Del(ctx, keys...) // if it fails, the events are lost
 }

@@ -31,11 +31,11 @@ const Selected pginbox.Step = "selected"
 const createSelectedIDs = `
 SELECT pg_advisory_xact_lock(hashtextextended('selected_ids ' || current_schema(), 0));
 CREATE TABLE IF NOT EXISTS selected_ids (
-	handler  text        COLLATE "C" NOT NULL,
-	event_id bytea                   NOT NULL, -- as received: an id may be any bytes
+	event_id bytea       NOT NULL, -- as received: an id may be any bytes
 	seen_at  timestamptz NOT NULL DEFAULT now()
 );
-CREATE INDEX IF NOT EXISTS selected_ids_handler_event_id ON selected_ids (handler, event_id)`
+-- hash: a btree entry takes at most 2,704 bytes
+CREATE INDEX IF NOT EXISTS selected_ids_event_id ON selected_ids USING hash (event_id)`
 
 // Migrate creates the table of [SelectFirst], if it is missing, where pool connects
 // to. The other guards need none of their own; all need those of [pginbox.Migrate],
@@ -52,12 +52,12 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 type selectFirst struct{ unguarded }
 
 const (
-	selectIDs = `SELECT event_id FROM selected_ids WHERE handler = $1 AND event_id = ANY ($2)`
-	insertIDs = `INSERT INTO selected_ids (handler, event_id) SELECT $1, unnest($2::bytea[])`
+	selectIDs = `SELECT event_id FROM selected_ids WHERE event_id = ANY ($1)`
+	insertIDs = `INSERT INTO selected_ids (event_id) SELECT unnest($1::bytea[])`
 )
 
 func (selectFirst) inside(ctx context.Context, tx pgx.Tx, d *delivery) ([]pginbox.Event, error) {
-	rows, err := tx.Query(ctx, selectIDs, d.handler.Name, idsOf(d.events))
+	rows, err := tx.Query(ctx, selectIDs, idsOf(d.events))
 	if err != nil {
 		return nil, statementError("select event ids", err)
 	}
@@ -70,10 +70,10 @@ func (selectFirst) inside(ctx context.Context, tx pgx.Tx, d *delivery) ([]pginbo
 		there[string(id)] = true
 	}
 	absent := firsts(d.events, func(id string) bool { return there[id] })
-	if err := d.pass(ctx, Selected, absent); err != nil || len(absent) == 0 {
+	if err := d.pass(ctx, Selected, "", absent); err != nil || len(absent) == 0 {
 		return nil, err
 	}
-	_, err = tx.Exec(ctx, insertIDs, d.handler.Name, idsOf(absent))
+	_, err = tx.Exec(ctx, insertIDs, idsOf(absent))
 	return absent, statementError("insert event ids", err)
 }
 

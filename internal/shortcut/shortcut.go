@@ -27,7 +27,7 @@ type Options struct {
 	// RedisTTL is the age at which a key expires; the default is the constant
 	// [RedisTTL].
 	RedisTTL time.Duration
-	// RedisPrefix comes before the handler's name and the event's id in every key.
+	// RedisPrefix comes before the event's id in every key.
 	RedisPrefix string
 	// MaxAttempts is how often an event may fail alone before it becomes a dead
 	// letter; the default is 3.
@@ -68,7 +68,7 @@ func (o Options) validate() error {
 			return fmt.Errorf("handler %q has no name or no function", h.Name)
 		}
 		if named[h.Name] {
-			return fmt.Errorf("two handlers are named %q: they would take each other's events as done", h.Name)
+			return fmt.Errorf("two handlers are named %q", h.Name)
 		}
 		named[h.Name] = true
 	}
@@ -103,10 +103,10 @@ func New(pool *pgxpool.Pool, o Options) (*Shortcut, error) {
 	return &Shortcut{pool: pool, options: o, guard: g}, nil
 }
 
-// Process delivers events to one handler after the other. It returns nil once each
-// handler has done, in a committed transaction, each event that the guard let
-// through, or stored it as a dead letter. On an error the events must not be
-// acknowledged. How often an event was done in all is what the guard is about.
+// Process delivers events to the handlers. It returns nil once a transaction has been
+// committed in which each handler has each event that the guard let through either
+// done or stored as a dead letter. On an error the events must not be acknowledged.
+// How often an event was done in all is what the guard is about.
 //
 // Outages (see [pginbox.Transient]) are waited out until ctx ends. The only other
 // error is a refusal by Postgres that no repetition changes, such as a table that is
@@ -126,10 +126,8 @@ func (s *Shortcut) Process(ctx context.Context, events []pginbox.Event) error {
 		}
 		identified[i] = e
 	}
-	for _, h := range s.options.Handlers {
-		if err := newDelivery(s, h, identified).run(ctx); err != nil {
-			return fmt.Errorf("shortcut %s: deliver %d events to handler %s: %w", s.options.Guard, len(events), h.Name, err)
-		}
+	if err := newDelivery(s, identified).run(ctx); err != nil {
+		return fmt.Errorf("shortcut %s: deliver %d events: %w", s.options.Guard, len(events), err)
 	}
 	return nil
 }

@@ -341,13 +341,17 @@ func (s *Stage) surprise() error {
 	return nil
 }
 
-// Settle lets the lane finish: it starts a member if none is there, waits until all
-// events are consumed, and ends the members.
+// Settle lets the lane finish: it starts a member if none is there, publishes a last
+// batch, which shows that the lane goes on after all, waits until everything is
+// consumed, and ends the members.
 func (s *Stage) Settle(ctx context.Context) error {
 	if len(s.Running()) == 0 {
 		if _, err := s.Enter(Entry{}); err != nil {
 			return err
 		}
+	}
+	if err := s.Publish(ctx, Batch); err != nil {
+		return err
 	}
 	if err := s.AwaitConsumed(ctx); err != nil {
 		return err
