@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -144,27 +143,6 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 		return consumer.Run(ctx)
 	})
 	return both.Wait()
-}
-
-// prepare refuses to start where the services are not as they must be, and connects
-// to Postgres.
-func (p *inboxPipeline) prepare(ctx context.Context) (*pgxpool.Pool, error) {
-	var topics []string
-	if p.publish == publishDirect {
-		topics = append(topics, p.output)
-	}
-	if err := p.checkKafka(ctx, topics...); err != nil {
-		return nil, err
-	}
-	pool, err := p.openWarehouse(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := pginbox.Migrate(ctx, p.databaseURL); err != nil {
-		pool.Close()
-		return nil, err
-	}
-	return pool, nil
 }
 
 // consumer returns what brings events to process.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
@@ -39,8 +40,33 @@ type ConsumerOptions struct {
 	// may be acknowledged. It waits outages out until its context ends; an error that
 	// it returns before ends the consumer.
 	Process func(ctx context.Context, events []Event) error
+	// Resume, where set, is [Inbox.Resume], or whatever else says from which offset on
+	// a partition that was assigned is consumed. The group's own offsets are then
+	// never read; they are still committed, for tools that show a consumer's lag, and
+	// prove nothing. When Process returns an error that wraps [ErrStale], the batch is
+	// dropped unacknowledged, the member joins its group again, and what it is assigned
+	// then it resumes. About once a second it calls Process with no events, which finds
+	// out whether that is necessary, so that work that the database has lost is done
+	// again even where nothing new arrives.
+	Resume func(ctx context.Context, assigned map[string][]int32) (map[string]map[int32]int64, error)
+	// AcknowledgeFirst acknowledges a batch before it is processed: at most once. The
+	// steps are then Polled, Acknowledged, and those of Process. A process that dies in
+	// between, or is stopped and does not finish within StopGrace, loses the batch, and
+	// so does one whose Process returns an error. A batch whose acknowledgement the
+	// group refuses is not processed.
+	AcknowledgeFirst bool
+	// AcknowledgeAfterFlush, where set, is the database that Process works in, where
+	// its commits may be asynchronous: batches are acknowledged only once the
+	// write-ahead log is on disk as far as their commits, while the next ones are being
+	// processed. If the database crashes, or a connection to it is lost, whatever is
+	// not acknowledged is in doubt: it comes again, from the committed offsets on.
+	//
+	// It takes one connection out of the pool and keeps it. It must be a session on
+	// the primary server itself, not one of a pooler that deals out transactions.
+	AcknowledgeAfterFlush *pgxpool.Pool
 	// StopGrace is how long a consumer that is told to stop may take to finish the
-	// batch in hand; the default is 10 s.
+	// batch in hand, and one that has to give partitions away to see what it has done
+	// on disk; the default is 10 s.
 	StopGrace time.Duration
 	// RetryBackoff is about how long the pause is before an acknowledgement is tried
 	// again; it doubles, up to a hundredfold. The default is 100 ms.
@@ -80,6 +106,12 @@ func (o ConsumerOptions) validate() error {
 		return errors.New("nothing tells the identity of a record: set Identify")
 	case o.Process == nil:
 		return errors.New("nothing processes the records: set Process")
+	case o.AcknowledgeFirst && o.AcknowledgeAfterFlush != nil:
+		return errors.New("AcknowledgeFirst and AcknowledgeAfterFlush: a batch is acknowledged either before it is processed or after, choose one")
+	case o.AcknowledgeFirst && o.Resume != nil:
+		return errors.New("AcknowledgeFirst and Resume: stored offsets would bring back what was acknowledged, so it would not be at most once, choose one")
+	case o.AcknowledgeAfterFlush != nil && o.Resume != nil:
+		return errors.New("AcknowledgeAfterFlush and Resume: stored offsets are lost with the work, so acknowledgements need not wait for it, choose one")
 	case o.BatchSize < 1:
 		return fmt.Errorf("batch size is %d, must be at least 1", o.BatchSize)
 	case o.SessionTimeout < 0 || o.StopGrace < 0 || o.RetryBackoff < 0:
@@ -107,9 +139,10 @@ func NewConsumer(o ConsumerOptions) (*Consumer, error) {
 	return &Consumer{options: o}, nil
 }
 
-// Run consumes until ctx ends: batch by batch, it polls, processes and acknowledges.
-// Then it finishes and acknowledges the batch in hand, or leaves it unacknowledged
-// where StopGrace is not enough, and returns nil. A static member does not leave its
+// Run consumes until ctx ends: batch by batch, it polls, processes and acknowledges,
+// or acknowledges and processes where the options say so. Then it finishes and
+// acknowledges the batch in hand, or leaves it where StopGrace is not enough, and
+// returns nil. A static member does not leave its
 // group: its partitions wait for its return for as long as the session timeout.
 //
 // A batch that is lost on the way, or that takes so long that the group has given its
@@ -120,29 +153,36 @@ func NewConsumer(o ConsumerOptions) (*Consumer, error) {
 // process that has joined as the same instance, a missing permission, a group of
 // another kind, a topic that is gone.
 func (c *Consumer) Run(ctx context.Context) error {
-	client, err := kgo.NewClient(c.clientOptions()...)
-	if err != nil {
+	m := &member{Consumer: c}
+	var err error
+	if m.client, err = kgo.NewClient(m.clientOptions()...); err != nil {
 		return fmt.Errorf("pginbox: consume: %w", err)
 	}
-	defer c.leave(client)
+	defer c.leave(m.client)
 	// What is in hand when ctx ends is finished rather than cut off.
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(c.options.StopGrace, cancel) })()
 
-	for ctx.Err() == nil {
-		events, err := c.poll(ctx, client)
-		if err == nil && len(events) > 0 {
-			err = c.deliver(work, client, events)
+	for ctx.Err() == nil && err == nil {
+		var events []Event
+		if events, err = m.poll(ctx); err == nil {
+			err = m.serve(work, events)
 		}
 		if err != nil && work.Err() != nil {
-			c.options.Logger.Warn("stopped without finishing the batch in hand; it will come again", "records", len(events), "cause", err)
+			c.options.Logger.Warn("stopped without finishing the batch in hand", "records", len(events), "lost", c.options.AcknowledgeFirst, "cause", err)
 			return nil
 		}
-		if err != nil {
-			return fmt.Errorf("pginbox: group %s: %w", c.options.Group, err)
+		if err == nil {
+			m.client.AllowRebalance()
 		}
-		client.AllowRebalance()
+	}
+	m.finishTail(c.options.StopGrace)
+	if err == nil {
+		err = m.failure()
+	}
+	if err != nil {
+		return fmt.Errorf("pginbox: group %s: %w", c.options.Group, err)
 	}
 	return nil
 }
@@ -164,8 +204,8 @@ func (c *Consumer) leave(client *kgo.Client) {
 // leavePatience bounds how long leaving a group may take.
 const leavePatience = 5 * time.Second
 
-func (c *Consumer) clientOptions() []kgo.Opt {
-	o := c.options
+func (m *member) clientOptions() []kgo.Opt {
+	o := m.options
 	opts := slices.Concat(o.Client, []kgo.Opt{
 		kgo.ConsumerGroup(o.Group),
 		kgo.ConsumeTopics(o.Topics...),
@@ -178,26 +218,40 @@ func (c *Consumer) clientOptions() []kgo.Opt {
 		// that nothing that was fetched for an earlier generation is left over.
 		kgo.BlockRebalanceOnPoll(),
 		kgo.Balancers(kgo.StickyBalancer()),
+		kgo.OnPartitionsAssigned(func(context.Context, *kgo.Client, map[string][]int32) { m.assigned() }),
+		kgo.OnPartitionsRevoked(func(context.Context, *kgo.Client, map[string][]int32) { m.finishTail(o.StopGrace) }),
+		// Acknowledgements would be refused.
+		kgo.OnPartitionsLost(func(context.Context, *kgo.Client, map[string][]int32) { m.finishTail(0) }),
 		kgo.SessionTimeout(o.SessionTimeout),
 		kgo.HeartbeatInterval(o.SessionTimeout / 10),
 	})
 	if o.InstanceID != "" {
 		opts = append(opts, kgo.InstanceID(o.InstanceID))
 	}
+	if o.Resume != nil {
+		opts = append(opts, kgo.AdjustFetchOffsetsFn(m.resume))
+	}
 	return opts
 }
 
-// poll waits for records. From here on no rebalance takes place until it is allowed.
-func (c *Consumer) poll(ctx context.Context, client *kgo.Client) ([]Event, error) {
-	fetches := client.PollRecords(ctx, c.options.BatchSize)
+// pollPatience bounds how long records are waited for before other things are looked
+// after.
+const pollPatience = time.Second
+
+// poll waits for records, not for long. From here on no rebalance takes place until
+// it is allowed.
+func (m *member) poll(ctx context.Context) ([]Event, error) {
+	ctx, cancel := context.WithTimeout(ctx, pollPatience)
+	defer cancel()
+	fetches := m.client.PollRecords(ctx, m.options.BatchSize)
 	for _, f := range fetches.Errors() {
-		if err := c.fetchError(f); err != nil {
+		if err := m.fetchError(f); err != nil {
 			return nil, err
 		}
 	}
 	events := make([]Event, 0, fetches.NumRecords())
 	fetches.EachRecord(func(r *kgo.Record) {
-		events = append(events, Event{ID: c.options.Identify(r), Record: r})
+		events = append(events, Event{ID: m.options.Identify(r), Record: r})
 	})
 	return events, nil
 }
@@ -226,22 +280,18 @@ func (c *Consumer) fetchError(f kgo.FetchError) error {
 	return fmt.Errorf("fetch topic %s, partition %d: %w", f.Topic, f.Partition, f.Err)
 }
 
-// deliver processes a batch and acknowledges it.
-func (c *Consumer) deliver(ctx context.Context, client *kgo.Client, events []Event) error {
+// polled passes the step.
+func (c *Consumer) polled(ctx context.Context, events []Event) error {
 	pauses := newBackoff(c.options.RetryBackoff)
 	for {
 		err := c.options.Hook.pass(ctx, Passage{Step: Polled, Events: events})
 		if err == nil {
-			break
+			return nil
 		}
 		if err := c.pause(ctx, pauses, err); err != nil {
 			return err
 		}
 	}
-	if err := c.options.Process(ctx, events); err != nil {
-		return err
-	}
-	return c.acknowledge(ctx, client, events)
 }
 
 // acknowledgePatience bounds how long a commit of offsets is tried. An outage of the
@@ -249,8 +299,9 @@ func (c *Consumer) deliver(ctx context.Context, client *kgo.Client, events []Eve
 const acknowledgePatience = time.Minute
 
 // acknowledge commits the offsets of the events with the group's generation, so that
-// a member that has lost its partitions can't move their offsets.
-func (c *Consumer) acknowledge(ctx context.Context, client *kgo.Client, events []Event) error {
+// a member that has lost its partitions can't move their offsets. It says whether the
+// group has taken them.
+func (c *Consumer) acknowledge(ctx context.Context, client *kgo.Client, events []Event) (taken bool, err error) {
 	records := make([]*kgo.Record, len(events))
 	for i, e := range events {
 		records[i] = e.Record
@@ -261,23 +312,23 @@ func (c *Consumer) acknowledge(ctx context.Context, client *kgo.Client, events [
 		err := client.CommitRecords(ctx, records...)
 		switch {
 		case errors.Is(err, kerr.UnknownMemberID), errors.Is(err, kerr.IllegalGeneration), errors.Is(err, kerr.RebalanceInProgress):
-			c.options.Logger.Info("the group gave the partitions away in the meantime; the records come again and are absorbed", "records", len(records), "cause", err)
-			return nil
+			c.options.Logger.Info("the group gave the partitions away in the meantime; the records come again, here or at another member", "records", len(records), "cause", err)
+			return false, nil
 		case c.fatal(err) != nil:
-			return c.fatal(err)
+			return false, c.fatal(err)
 		case err == nil:
 			err = c.options.Hook.pass(ctx, Passage{Step: Acknowledged, Events: events})
 		}
 		if err == nil {
-			return nil
+			return true, nil
 		}
 		last := records[len(records)-1]
 		err = fmt.Errorf("acknowledge %d records, the last at topic %s, partition %d, offset %d: %w", len(records), last.Topic, last.Partition, last.Offset, err)
 		if time.Since(begin) > acknowledgePatience {
-			return err
+			return false, err
 		}
 		if err := c.pause(ctx, pauses, err); err != nil {
-			return err
+			return false, err
 		}
 	}
 }

@@ -18,6 +18,12 @@ type delivery struct {
 	handler Handler
 	log     *slog.Logger
 
+	// Where offsets are remembered: what this owner has claimed, what the batch covers
+	// of it, and the offsets that the transaction in hand moves.
+	claims   *claims
+	covered  []stretch
+	advances []advance
+
 	pending []item // not known to be done or dead, in their order
 	// parts are the pending events again, in the groups in which the handler gets
 	// them: at first one, and whatever fails is halved. They outlive a transaction
@@ -36,11 +42,13 @@ type verdict struct {
 	attempts int
 }
 
-func newDelivery(in *Inbox, h Handler, items []item) *delivery {
+func newDelivery(in *Inbox, h Handler, items []item, held *claims, covered []stretch) *delivery {
 	d := &delivery{
 		inbox:    in,
 		handler:  h,
 		log:      in.options.Logger.With("handler", h.Name),
+		claims:   held,
+		covered:  covered,
 		pending:  items,
 		parts:    [][]item{items},
 		attempts: make(map[string]int),
@@ -77,6 +85,7 @@ func (d *delivery) run(ctx context.Context) error {
 			if ctx.Err() == nil {
 				d.log.Warn("a delivery failed through no fault of its events; it is tried again", "events", len(d.pending), "after", pause, "cause", err)
 			}
+		case errors.Is(err, errAhead): // the next attempt knows
 		case errors.As(err, &failed):
 			if failed.again {
 				pause = d.failures.NextBackOff()
@@ -93,14 +102,17 @@ func (d *delivery) run(ctx context.Context) error {
 	}
 }
 
-// transaction is one attempt at the pending events: it inserts their ids first, does
-// the work of those whose ids were not there, and commits both. Pending are then only
-// those that failed and are to be tried again.
+// transaction is one attempt at the pending events: it first stores what is to be
+// remembered of them, does the work of those that were not done before, and commits
+// both. Pending are then only those that failed and are to be tried again.
 func (d *delivery) transaction(ctx context.Context) error {
 	if err := d.inbox.prepare(ctx); err != nil {
 		return err
 	}
-	tx, err := d.insert(ctx)
+	if err := d.plan(); err != nil {
+		return err
+	}
+	tx, err := d.begin(ctx)
 	defer func() { _ = tx.Rollback(ctx) }() // after a commit this does nothing
 	if err != nil {
 		return err
@@ -108,8 +120,8 @@ func (d *delivery) transaction(ctx context.Context) error {
 	if err := d.pass(ctx, Inserted, d.pending); err != nil {
 		return err
 	}
-	if len(d.pending) == 0 {
-		return nil // every event was done before
+	if len(d.pending) == 0 && !d.moves() {
+		return nil // every event was done before, and is remembered
 	}
 	settled, again, err := d.work(ctx, tx)
 	if err != nil {
@@ -123,8 +135,26 @@ func (d *delivery) transaction(ctx context.Context) error {
 	if err := d.pass(ctx, Committed, settled); err != nil {
 		return err
 	}
-	d.pending, d.parts = again, slices.Collect(slices.Chunk(again, 1))
+	d.learnCommitted()
+	d.pending = again
+	if d.ordered() {
+		d.parts = d.parts[d.partsBefore(again):]
+	} else {
+		d.parts = slices.Collect(slices.Chunk(again, 1))
+	}
 	return nil
+}
+
+// ordered says that no event may be done before one that comes earlier.
+func (d *delivery) ordered() bool { return d.inbox.options.Remember.offsets() }
+
+// partsBefore returns how many parts come before the one that begins with the first
+// of the events.
+func (d *delivery) partsBefore(items []item) int {
+	if len(items) == 0 {
+		return len(d.parts)
+	}
+	return slices.IndexFunc(d.parts, func(part []item) bool { return part[0].key == items[0].key })
 }
 
 // work does the work of the pending events and commits it. It returns the events that

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -16,7 +17,8 @@ type Event struct {
 	// of the record's value stand in for it.
 	ID string
 	// Record is what was delivered. Events that come another way than by Kafka fill
-	// in what they have: the value, perhaps headers. It must not be changed.
+	// in what they have: the value, perhaps headers. Where offsets are remembered,
+	// topic, partition and offset say where the event stands. It must not be changed.
 	Record *kgo.Record
 }
 
@@ -52,12 +54,12 @@ type Handler struct {
 // item is an event on its way through the inbox.
 type item struct {
 	Event
-	key   string // what stands for the id in the inbox table
+	key   string // what stands for it in the inbox table, or its position
 	unfit error  // why the id itself can't be stored there, if it can't
 }
 
 // distinct returns the events in their order, each once, with their keys.
-func distinct(events []Event, l ledger) []item {
+func (in *Inbox) distinct(events []Event) []item {
 	items := make([]item, 0, len(events))
 	seen := make(map[string]bool, len(events))
 	for _, e := range events {
@@ -67,13 +69,22 @@ func distinct(events []Event, l ledger) []item {
 		if e.ID == "" {
 			e.ID = digest(e.Record.Value)
 		}
-		key, unfit := l.key(e.ID)
+		key, unfit := in.key(e)
 		if !seen[key] {
 			seen[key] = true
 			items = append(items, item{e, key, unfit})
 		}
 	}
 	return items
+}
+
+// key returns what tells an event from others, and why its id can't be stored, if it
+// is to be stored and can't.
+func (in *Inbox) key(e Event) (key string, unfit error) {
+	if in.options.Remember.ids() {
+		return in.ledger.key(e.ID)
+	}
+	return fmt.Sprintf("%s/%d/%d", e.Record.Topic, e.Record.Partition, e.Record.Offset), nil
 }
 
 func eventsOf(items []item) []Event {

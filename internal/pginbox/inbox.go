@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,12 +18,22 @@ import (
 type Options struct {
 	// Handlers do the work, each in transactions of its own.
 	Handlers []Handler
-	// Keys is how ids are kept; the default is TextKeys.
+	// Remember is what is kept of an event that is done; the default is RememberIDs.
+	Remember Remember
+	// Keys is how ids are kept, where they are; the default is TextKeys.
 	Keys Keys
 	// Isolation is the level of the transactions; the default is pgx.ReadCommitted.
 	// The inbox needs no higher one. On higher ones, two deliveries of one event at
 	// the same moment cost the later one a serialization failure and another try.
 	Isolation pgx.TxIsoLevel
+	// AsynchronousCommit commits without waiting until the transaction is on disk
+	// (synchronous_commit = off, PostgreSQL manual, section 30.4). A crash of the
+	// database then loses the last commits, up to three times wal_writer_delay of
+	// them, although Process has returned nil. It is safe only where those events come
+	// again: where stored offsets are lost with the work (RememberOffsets and
+	// RememberBoth, with [ConsumerOptions].Resume), or where nothing is acknowledged
+	// before it is on disk ([ConsumerOptions].AcknowledgeAfterFlush).
+	AsynchronousCommit bool
 	// MaxAttempts is how often an event may fail alone before it becomes a dead
 	// letter; the default is 3. Attempts are counted within one call of Process.
 	MaxAttempts int
@@ -36,6 +47,9 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
+	if o.Remember == "" {
+		o.Remember = RememberIDs
+	}
 	if o.Keys == "" {
 		o.Keys = TextKeys
 	}
@@ -75,6 +89,9 @@ func (o Options) validate() error {
 			return fmt.Errorf("handler %q has no function", h.Name)
 		}
 	}
+	if !o.Remember.ids() && !o.Remember.offsets() {
+		return fmt.Errorf("unknown kind of memory %q: choose %q, %q or %q", o.Remember, RememberIDs, RememberOffsets, RememberBoth)
+	}
 	switch o.Isolation {
 	case pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
 	default:
@@ -96,6 +113,7 @@ type Inbox struct {
 	options  Options
 	ledger   ledger
 	prepared atomic.Bool
+	claims   atomic.Pointer[claims]
 }
 
 // New returns an inbox whose tables [Migrate] has made where pool connects to. It
@@ -111,7 +129,9 @@ func New(pool *pgxpool.Pool, o Options) (*Inbox, error) {
 	if !ok {
 		return nil, fmt.Errorf("pginbox: unknown kind of keys %q: choose %q or %q", o.Keys, TextKeys, HashKeys)
 	}
-	return &Inbox{pool: pool, options: o, ledger: l}, nil
+	in := &Inbox{pool: pool, options: o, ledger: l}
+	in.claims.Store(&claims{})
+	return in, nil
 }
 
 // Process delivers events to every handler. It returns nil once each handler has
@@ -124,13 +144,32 @@ func New(pool *pgxpool.Pool, o Options) (*Inbox, error) {
 // handlers that are to be independent of each other's delays need an inbox and a
 // consumer group each.
 //
-// Outages (see [Transient]) are waited out until ctx ends. The only other error is a
-// refusal by Postgres that no repetition changes, such as a table that is missing.
+// Outages (see [Transient]) are waited out until ctx ends. Another error is a refusal
+// by Postgres that no repetition changes, such as a table that is missing.
+//
+// Where offsets are remembered, the events of a partition must come in the order of
+// their offsets and without omissions from where [Inbox.Resume] said on, and batches
+// of one partition must not overlap in time. An error gives up the claims of the
+// batch's partitions, so that nothing that comes later can be done before it; one
+// that wraps [ErrStale] says that Resume has more to tell. Process of no events then
+// finds out whether what was done is still remembered, and returns such an error if
+// it isn't.
 func (in *Inbox) Process(ctx context.Context, events []Event) error {
-	items := distinct(events, in.ledger)
-	if len(items) == 0 {
+	held := in.claims.Load()
+	if len(events) == 0 {
+		if err := in.verify(ctx, held); err != nil {
+			return fmt.Errorf("pginbox: %w", err)
+		}
 		return nil
 	}
+	var covered []stretch
+	if in.options.Remember.offsets() {
+		var err error
+		if covered, err = stretches(events); err != nil {
+			return fmt.Errorf("pginbox: %w", err)
+		}
+	}
+	items := in.distinct(events)
 	var (
 		handlers sync.WaitGroup
 		errs     = make([]error, len(in.options.Handlers))
@@ -139,7 +178,7 @@ func (in *Inbox) Process(ctx context.Context, events []Event) error {
 		// What stays if the handler ends its goroutine (runtime.Goexit).
 		errs[i] = fmt.Errorf("pginbox: handler %s did not return", h.Name)
 		handlers.Go(func() {
-			err := newDelivery(in, h, items).run(ctx)
+			err := newDelivery(in, h, items, held, covered).run(ctx)
 			if err != nil {
 				err = fmt.Errorf("pginbox: deliver %d events to handler %s: %w", len(items), h.Name, err)
 			}
@@ -147,12 +186,18 @@ func (in *Inbox) Process(ctx context.Context, events []Event) error {
 		})
 	}
 	handlers.Wait()
-	return errors.Join(errs...)
+	err := errors.Join(errs...)
+	if err != nil {
+		held.drop(func(p partition) bool {
+			return slices.ContainsFunc(covered, func(s stretch) bool { return s.partition == p })
+		})
+	}
+	return err
 }
 
 // prepare runs once, and again if it failed.
 func (in *Inbox) prepare(ctx context.Context) error {
-	if in.prepared.Load() {
+	if in.prepared.Load() || !in.options.Remember.ids() {
 		return nil
 	}
 	if err := in.ledger.prepare(ctx, in.pool, in.names()); err != nil {

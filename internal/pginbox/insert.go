@@ -9,9 +9,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// insert begins a transaction and inserts the ids of all pending events, in one
-// round trip. Pending are then only the fresh events, whose ids were not there; the
-// others are done.
+// begin begins a transaction, advances the stored offsets and inserts the ids of all
+// pending events, in one round trip. Pending are then only the fresh events, whose
+// ids were not there; the others are done.
+//
+// The stored offsets come first: who has lost a partition learns it before it waits
+// for anybody's ids.
 //
 // Where another transaction has inserted one of the ids and not ended yet, INSERT
 // waits for it (PostgreSQL manual, "Index Uniqueness Checks"): if it commits, the
@@ -19,60 +22,102 @@ import (
 // comes first. A SELECT would not wait, and both would do the work.
 //
 // The transaction is never nil, and must be rolled back even after an error.
-func (d *delivery) insert(ctx context.Context) (pgx.Tx, error) {
-	// In ascending order, so that two workers with the same ids take them in the same
-	// order and wait for each other instead of deadlocking. The order is that of the
-	// bytes: every program that inserts into these tables must use the same.
-	keys := keysOf(d.pending)
-	slices.Sort(keys)
-
+func (d *delivery) begin(ctx context.Context) (pgx.Tx, error) {
+	o := d.inbox.options
 	var batch pgx.Batch
-	batch.BeginTx(pgx.TxOptions{IsoLevel: d.inbox.options.Isolation})
-	batch.Queue(d.inbox.ledger.insert(), d.handler.Name, d.inbox.ledger.encode(keys))
-	results := d.inbox.pool.SendBatch(ctx, &batch)
-	inserted, err := d.inserted(ctx, results)
-	if closeErr := results.Close(); err == nil {
-		err = statementError("insert event ids", closeErr)
+	batch.BeginTx(pgx.TxOptions{IsoLevel: o.Isolation})
+	if o.AsynchronousCommit {
+		batch.Queue(`SET LOCAL synchronous_commit = off`)
 	}
-	if err == nil {
-		d.keep(inserted)
+	if o.Remember.offsets() {
+		d.queueAdvance(&batch)
+	}
+	if o.Remember.ids() {
+		// In ascending order, so that two workers with the same ids take them in the
+		// same order and wait for each other instead of deadlocking. The order is that
+		// of the bytes: every program that inserts into these tables must use the same.
+		keys := keysOf(d.pending)
+		slices.Sort(keys)
+		batch.Queue(d.inbox.ledger.insert(), d.handler.Name, d.inbox.ledger.encode(keys))
+	}
+	results := d.inbox.pool.SendBatch(ctx, &batch)
+	err := d.begun(ctx, results)
+	if closeErr := results.Close(); err == nil {
+		err = statementError("remember events", closeErr)
 	}
 	return results.Tx(), err
 }
 
-func (d *delivery) inserted(ctx context.Context, results pgx.BatchResults) ([]string, error) {
+// begun reads the results of begin.
+func (d *delivery) begun(ctx context.Context, results pgx.BatchResults) error {
+	o := d.inbox.options
 	if _, err := results.Exec(); err != nil {
-		return nil, statementError("begin a transaction", err)
+		return statementError("begin a transaction", err)
 	}
 	if err := d.pass(ctx, Begun, d.pending); err != nil {
-		return nil, err
+		return err
 	}
-	rows, err := results.Query()
-	if err != nil {
-		return nil, statementError("insert event ids", err)
+	if o.AsynchronousCommit {
+		if _, err := results.Exec(); err != nil {
+			return statementError("begin a transaction", err)
+		}
 	}
-	keys, err := d.inbox.ledger.collect(rows)
-	return keys, statementError("insert event ids", err)
+	if o.Remember.offsets() {
+		if err := d.advanced(results); err != nil {
+			return err
+		}
+	}
+	if o.Remember.ids() {
+		rows, err := results.Query()
+		if err != nil {
+			return statementError("insert event ids", err)
+		}
+		keys, err := d.inbox.ledger.collect(rows)
+		if err != nil {
+			return statementError("insert event ids", err)
+		}
+		d.keep(keys)
+	}
+	d.setAside()
+	return nil
 }
 
-// keep drops all pending events but those with the keys, and takes those that are to
-// become dead letters out of the parts, because the handler is not to get them.
+// keep drops all pending events but those with the keys.
 func (d *delivery) keep(keys []string) {
-	if len(keys) == len(d.pending) && len(d.verdicts) == 0 {
+	if len(keys) == len(d.pending) {
 		return
 	}
 	fresh := make(map[string]bool, len(keys))
 	for _, key := range keys {
 		fresh[key] = true
 	}
-	d.pending = filter(d.pending, func(it item) bool { return fresh[it.key] })
+	d.retain(func(it item) bool { return fresh[it.key] })
+}
+
+// retain drops the pending events that are not wanted.
+func (d *delivery) retain(wanted func(item) bool) {
+	if !slices.ContainsFunc(d.pending, func(it item) bool { return !wanted(it) }) {
+		return
+	}
+	d.pending = filter(d.pending, wanted)
+	d.filterParts(wanted)
+}
+
+// setAside takes the events that are to become dead letters out of the parts, because
+// the handler is not to get them.
+func (d *delivery) setAside() {
+	if len(d.verdicts) > 0 {
+		d.filterParts(func(it item) bool {
+			_, dead := d.verdicts[it.key]
+			return !dead
+		})
+	}
+}
+
+func (d *delivery) filterParts(wanted func(item) bool) {
 	var parts [][]item
 	for _, part := range d.parts {
-		part = filter(part, func(it item) bool {
-			_, dead := d.verdicts[it.key]
-			return fresh[it.key] && !dead
-		})
-		if len(part) > 0 {
+		if part = filter(part, wanted); len(part) > 0 {
 			parts = append(parts, part)
 		}
 	}
@@ -97,11 +142,11 @@ func keysOf(items []item) []string {
 	return keys
 }
 
-// commit makes inbox rows and work durable at once.
+// commit makes work and what is remembered of it durable at once.
 //
 // If the connection is lost on the way, nobody knows whether the transaction was
-// committed. That needs no case of its own: the next attempt inserts the ids first,
-// and so finds out.
+// committed. That needs no case of its own: the next attempt begins with what is
+// remembered, and so finds out.
 func commit(ctx context.Context, tx pgx.Tx) error {
 	err := tx.Commit(ctx)
 	if err == nil {

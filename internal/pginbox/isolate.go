@@ -10,7 +10,8 @@ import (
 
 // isolate does the work part by part, each under a savepoint, so that one that fails
 // takes nothing of the others with it; what fails is halved, and its halves come next.
-// The events that failed alone are added to failed.
+// The events that failed alone are added to failed. Where order is kept, the first of
+// them that is to be tried again ends it: whatever comes later has to wait.
 //
 // Savepoints and not transactions of their own, so that the batch stays one: whatever
 // else is to be atomic with it needs only to be in the same transaction.
@@ -35,6 +36,9 @@ func (d *delivery) isolate(ctx context.Context, tx pgx.Tx, failed map[string]boo
 			// The handler has left the connection in a state that no savepoint helps
 			// out of. A new transaction does.
 			return &outage{fmt.Errorf("roll back to savepoint after %w: %w", f.err, err)}
+		}
+		if f.again && d.ordered() {
+			return nil
 		}
 	}
 	return nil
@@ -64,22 +68,30 @@ func (d *delivery) attempt(ctx context.Context, tx pgx.Tx, items []item) error {
 	return statementError("release a savepoint", err)
 }
 
-// settle stores the dead letters among the pending events, and takes back the inbox
-// rows of those that failed and are to be tried again.
+// settle stores the dead letters among the pending events, and takes back what is
+// remembered of those that are to be tried again: those that failed and, where order
+// is kept, all that come later.
 func (d *delivery) settle(ctx context.Context, tx pgx.Tx, failed map[string]bool) (settled, again []item, err error) {
 	for _, it := range d.pending {
-		if v, dead := d.verdicts[it.key]; dead {
-			if err := d.bury(ctx, tx, it, v); err != nil {
-				return nil, nil, err
-			}
-		} else if failed[it.key] {
+		v, dead := d.verdicts[it.key]
+		if late := d.ordered() && len(again) > 0; late || failed[it.key] && !dead {
 			again = append(again, it)
 			continue
 		}
+		if dead {
+			if err := d.bury(ctx, tx, it, v); err != nil {
+				return nil, nil, err
+			}
+		}
 		settled = append(settled, it)
 	}
-	if len(again) > 0 {
-		_, err = tx.Exec(ctx, d.inbox.ledger.remove(), d.handler.Name, d.inbox.ledger.encode(keysOf(again)))
+	if len(again) == 0 {
+		return settled, nil, nil
 	}
-	return settled, again, statementError("take back event ids", err)
+	if d.inbox.options.Remember.ids() {
+		if _, err := tx.Exec(ctx, d.inbox.ledger.remove(), d.handler.Name, d.inbox.ledger.encode(keysOf(again))); err != nil {
+			return nil, nil, statementError("take back event ids", err)
+		}
+	}
+	return settled, again, d.holdBack(ctx, tx, again)
 }

@@ -35,7 +35,7 @@ func TestMigrateByManyAtOnceAndAgain(t *testing.T) {
 	require.NoError(t, err)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
-	require.Equal(t, []string{"dead_letters", "inbox_handlers", "pginbox_versions", "processed_keys", "processed_messages"}, tables)
+	require.Equal(t, []string{"dead_letters", "inbox_handlers", "pginbox_versions", "processed_keys", "processed_messages", "stored_offsets"}, tables)
 }
 
 func TestMigrateNeedsASchema(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 )
@@ -71,4 +72,28 @@ func lockSchema(ctx context.Context, conn *sql.Conn) error {
 		return fmt.Errorf("wait for another process that migrates: %w", err)
 	}
 	return nil
+}
+
+// UpToDate says whether [Migrate] has nothing to do where pool connects to. It takes
+// two short queries, and no connection of its own.
+func UpToDate(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
+	files, err := migrations.ReadDir("migrations")
+	if err != nil {
+		return false, fmt.Errorf("look for migrations of the warehouse tables: %w", err)
+	}
+	// In the schema where Migrate would create it, and not anywhere in the path.
+	var versions *string
+	err = pool.QueryRow(ctx, `SELECT to_regclass(quote_ident(current_schema()) || '.`+versionsTable+`')::text`).Scan(&versions)
+	if err != nil {
+		return false, fmt.Errorf("look for the table %s: %w", versionsTable, err)
+	}
+	if versions == nil {
+		return false, nil
+	}
+	var applied int
+	err = pool.QueryRow(ctx, `SELECT count(*) FROM `+*versions+` WHERE version_id > 0 AND is_applied`).Scan(&applied)
+	if err != nil {
+		return false, fmt.Errorf("read the table %s: %w", versionsTable, err)
+	}
+	return applied >= len(files), nil
 }

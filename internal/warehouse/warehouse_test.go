@@ -197,6 +197,37 @@ func TestMigrateByManyAtOnceAndAgain(t *testing.T) {
 	require.NoError(t, warehouse.Migrate(t.Context(), url))
 }
 
+func TestUpToDate(t *testing.T) {
+	url := sandboxtest.Database(t)
+	pool := connect(t, url)
+	upToDate := func() bool {
+		done, err := warehouse.UpToDate(t.Context(), pool)
+		require.NoError(t, err)
+		return done
+	}
+	require.False(t, upToDate())
+	require.NoError(t, warehouse.Migrate(t.Context(), url))
+	require.True(t, upToDate())
+	_, err := pool.Exec(t.Context(), `DELETE FROM warehouse_versions WHERE version_id = 2`)
+	require.NoError(t, err)
+	require.False(t, upToDate(), "the last migration is missing")
+
+	// Another schema of the path that has the tables is not the one that is meant.
+	_, err = pool.Exec(t.Context(), `INSERT INTO warehouse_versions (version_id, is_applied) VALUES (2, true)`)
+	require.NoError(t, err)
+	other := connect(t, sandboxtest.Database(t))
+	var schemas string
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT current_schema()`).Scan(&schemas))
+	conn, err := other.Acquire(t.Context())
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), `SELECT set_config('search_path', current_schema() || ',' || $1, false)`, schemas)
+	require.NoError(t, err)
+	conn.Release()
+	done, err := warehouse.UpToDate(t.Context(), other)
+	require.NoError(t, err)
+	require.False(t, done)
+}
+
 func TestMigrateBesideAnotherPackagesMigrations(t *testing.T) {
 	url := sandboxtest.Database(t)
 	config, err := pgx.ParseConfig(url)
