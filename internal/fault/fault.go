@@ -46,9 +46,23 @@ var catalogue = []Fault{
 	none,
 	kill9,
 	sigterm,
+	secondInstance,
+	rollingRestart,
+	zombie,
+	race,
+	foreignTransactionalID,
+	brokerRestarted,
+	brokerKilled,
+	postgresRestarted,
+	postgresKilled,
 	publisherDuplicates,
 	publisherDuplicatesTwoInstances,
 	offsetsRewound,
+	purged,
+	poison,
+	poisonBatch,
+	transactionTimeout,
+	transactionalIDExpired,
 }
 
 // All returns every fault, in the order in which they are shown.

@@ -14,20 +14,18 @@ var offsetsRewound = Fault{
 		if err := consume(ctx, s); err != nil {
 			return err
 		}
-		if err := s.End(ctx, s.Running()...); err != nil {
-			return err
-		}
 		return rewind(ctx, s)
 	},
 }
 
-// rewind has everything come again that was consumed, from a group without members.
+// rewind ends the members and has everything come again that they have consumed.
 func rewind(ctx context.Context, s *stage.Stage) error {
+	if err := s.Disband(ctx); err != nil {
+		return err
+	}
 	if err := s.Rewind(ctx); err != nil {
 		return err
 	}
 	s.Struck()
-	// One more batch, so that a lane that does not go by the group's offsets is seen
-	// to go on, too.
-	return s.Publish(ctx, stage.Batch)
+	return nil
 }

@@ -2,6 +2,7 @@ package fault
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"syscall"
 
@@ -10,17 +11,16 @@ import (
 )
 
 var sigterm = Fault{
-	Name:   lane.SIGTERM,
-	Says:   "SIGTERM at every step, in the middle of a stream of events",
-	Inject: injectSIGTERM,
+	Name: lane.SIGTERM,
+	Says: "SIGTERM at every step, in the middle of a stream of events",
+	Inject: func(ctx context.Context, s *stage.Stage) error {
+		return underTrickle(ctx, s, func() error { return terminate(ctx, s) })
+	},
 }
 
-// injectSIGTERM holds one incarnation after the other still at a step, and tells it
-// there to end: so the signal comes in the middle of a batch each time, and not by
-// luck.
-func injectSIGTERM(ctx context.Context, s *stage.Stage) (err error) {
-	stop := s.Trickle(ctx)
-	defer func() { err = firstOf(err, stop()) }()
+// terminate holds one incarnation after the other still at a step, and tells it there
+// to end: so the signal comes in the middle of a batch each time, and not by luck.
+func terminate(ctx context.Context, s *stage.Stage) error {
 	for _, step := range s.Lane.Steps {
 		m, err := s.Enter(stage.Entry{Failpoint: step + ":2:pause"})
 		if err != nil {
@@ -29,10 +29,7 @@ func injectSIGTERM(ctx context.Context, s *stage.Stage) (err error) {
 		if err := s.AwaitStopped(ctx, m); err != nil {
 			return err
 		}
-		if err := m.Signal(syscall.SIGTERM); err != nil {
-			return err
-		}
-		if err := m.Continue(); err != nil {
+		if err := errors.Join(m.Signal(syscall.SIGTERM), m.Continue()); err != nil {
 			return err
 		}
 		if err := s.AwaitEnd(ctx, m); err != nil {
@@ -43,12 +40,11 @@ func injectSIGTERM(ctx context.Context, s *stage.Stage) (err error) {
 	return nil
 }
 
-// firstOf returns the first error that is one.
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+// underTrickle does something while events are sent.
+func underTrickle(ctx context.Context, s *stage.Stage, do func() error) error {
+	stop := s.Trickle(ctx)
+	return errors.Join(do(), stop())
 }
+
+// lastStep is the one that a batch passes when it is done with.
+func lastStep(l lane.Lane) string { return l.Steps[len(l.Steps)-1] }

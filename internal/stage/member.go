@@ -156,20 +156,26 @@ func (m *Member) Stopped() (bool, error) {
 // Passed counts the passings of a step so far. A step of one handler is named as a
 // failpoint names it, such as worked@warehouse.
 func (m *Member) Passed(step string) (int, error) {
+	return m.count(func(p trace.Passing) bool { return p.Step == step || p.Step+"@"+p.Handler == step })
+}
+
+// Passings counts the passings of all steps so far.
+func (m *Member) Passings() (int, error) {
+	return m.count(func(trace.Passing) bool { return true })
+}
+
+func (m *Member) count(counts func(trace.Passing) bool) (int, error) {
 	passings, err := trace.Read(m.trace)
 	if errors.Is(err, os.ErrNotExist) {
 		return 0, nil
 	}
-	if err != nil {
-		return 0, err
-	}
 	n := 0
 	for _, p := range passings {
-		if p.Step == step || p.Step+"@"+p.Handler == step {
+		if counts(p) {
 			n++
 		}
 	}
-	return n, nil
+	return n, err
 }
 
 // lastWords is the last line of the process's log.

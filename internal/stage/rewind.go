@@ -10,7 +10,7 @@ import (
 )
 
 // Rewind sets the group's offsets back to the beginning of the input, as an operator
-// would. The members must have ended: a group has its offsets set from outside only
+// would. The group must have been disbanded: its offsets can be set from outside only
 // while nobody is in it. Offsets that a lane keeps elsewhere stay as they are.
 func (s *Stage) Rewind(ctx context.Context) error {
 	beginning := make(kadm.Offsets)
@@ -33,9 +33,6 @@ func (s *Stage) rewind(ctx context.Context, to kadm.Offsets) error {
 			return fmt.Errorf("alter the offsets of share group %s: %w", s.Group, err)
 		}
 		return nil
-	}
-	if err := s.putOut(ctx, s.Group); err != nil {
-		return fmt.Errorf("put the members of group %s out: %w", s.Group, err)
 	}
 	if err := s.Admin.CommitAllOffsets(ctx, s.Group, to); err != nil {
 		return fmt.Errorf("set the offsets of group %s: %w", s.Group, err)

@@ -131,6 +131,9 @@ func Open(ctx context.Context, o Options) (*Stage, error) {
 	return s, nil
 }
 
+// RedisPrefix is what the keys begin with that members claim in Redis.
+func (s *Stage) RedisPrefix() string { return s.Input + "/" }
+
 // Close kills what still runs, closes everything and, unless keep says otherwise,
 // removes topics, group and schema.
 func (s *Stage) Close(ctx context.Context, keep bool) error {
@@ -163,6 +166,11 @@ func (s *Stage) Struck() { s.injections.Add(1) }
 
 // Injections is how often it has.
 func (s *Stage) Injections() int { return int(s.injections.Load()) }
+
+// Meet waits until all stages that meet here have called Meet.
+func (s *Stage) Meet(ctx context.Context) error {
+	return s.together.Do(ctx, func(context.Context) error { return nil })
+}
 
 // Together calls disturb once for all stages that meet here: when the last of them
 // has called Together. It returns when disturb has, with its error.
@@ -293,6 +301,21 @@ func (s *Stage) AwaitEnd(ctx context.Context, m *Member) error {
 	return nil
 }
 
+// Disband ends all members and puts them out of the group, in which they, being
+// static, would be waited for until their sessions time out.
+func (s *Stage) Disband(ctx context.Context) error {
+	if err := s.End(ctx, s.Running()...); err != nil {
+		return err
+	}
+	if s.Lane.Progress == lane.SharedRecords {
+		return nil // its members are never static
+	}
+	return s.Await(ctx, "group "+s.Group+" to disband", func(ctx context.Context) (bool, error) {
+		err := s.putOut(ctx, s.Group)
+		return err == nil, err
+	})
+}
+
 // AwaitDeath waits until a member dies of its failpoint. Should all events be
 // consumed before, it publishes more: a failpoint that finds nothing to do was not
 // tried.
@@ -309,7 +332,7 @@ func (s *Stage) AwaitDeath(ctx context.Context, m *Member) error {
 			return fmt.Errorf("%s was to die of SIGKILL, and lives: %w", m.Attempt, ctx.Err())
 		case <-time.After(poll):
 		}
-		if done, err := s.consumed(ctx); err == nil && done {
+		if done, err := s.consumed(ctx, s.Group); err == nil && done {
 			if err := s.Publish(ctx, Batch); err != nil {
 				return err
 			}

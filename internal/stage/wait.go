@@ -45,6 +45,14 @@ func (s *Stage) AwaitStep(ctx context.Context, m *Member, step string, n int) er
 	})
 }
 
+// AwaitPassings waits until a member has passed steps, whichever, n times.
+func (s *Stage) AwaitPassings(ctx context.Context, m *Member, n int) error {
+	return s.Await(ctx, fmt.Sprintf("%s to pass steps, %d times", m.Attempt, n), func(context.Context) (bool, error) {
+		passed, err := m.Passings()
+		return passed >= n, err
+	})
+}
+
 // AwaitStopped waits until a member stands still at a failpoint that pauses it.
 func (s *Stage) AwaitStopped(ctx context.Context, m *Member) error {
 	return s.Await(ctx, m.Attempt+" to stand still", func(context.Context) (bool, error) { return m.Stopped() })
@@ -83,12 +91,17 @@ func (s *Stage) groupState(ctx context.Context) (state string, members int, err 
 
 // AwaitConsumed waits until everything that was sent is consumed, by the lane's own
 // account.
-func (s *Stage) AwaitConsumed(ctx context.Context) error {
-	return s.Await(ctx, "lane "+s.Lane.Name+" to consume all", s.consumed)
+func (s *Stage) AwaitConsumed(ctx context.Context) error { return s.AwaitConsumedBy(ctx, s.Group) }
+
+// AwaitConsumedBy does so for another group than the stage's.
+func (s *Stage) AwaitConsumedBy(ctx context.Context, group string) error {
+	return s.Await(ctx, "group "+group+" of lane "+s.Lane.Name+" to consume all", func(ctx context.Context) (bool, error) {
+		return s.consumed(ctx, group)
+	})
 }
 
-func (s *Stage) consumed(ctx context.Context) (bool, error) {
-	behind, err := s.behind(ctx)
+func (s *Stage) consumed(ctx context.Context, group string) (bool, error) {
+	behind, err := s.behind(ctx, group)
 	for partition, n := range behind {
 		return false, fmt.Errorf("%d records of partition %d of topic %s are not consumed", n, partition, s.Input)
 	}
@@ -97,7 +110,7 @@ func (s *Stage) consumed(ctx context.Context) (bool, error) {
 
 // Pending counts the records that are not consumed yet, by the lane's own account.
 func (s *Stage) Pending(ctx context.Context) (int, error) {
-	behind, err := s.behind(ctx)
+	behind, err := s.behind(ctx, s.Group)
 	n := 0
 	for _, records := range behind {
 		n += int(records)
@@ -106,7 +119,7 @@ func (s *Stage) Pending(ctx context.Context) (int, error) {
 }
 
 // behind returns how many records of which partitions are not consumed yet.
-func (s *Stage) behind(ctx context.Context) (map[int32]int64, error) {
+func (s *Stage) behind(ctx context.Context, group string) (map[int32]int64, error) {
 	ends, err := s.Admin.ListEndOffsets(ctx, s.Input)
 	if err == nil {
 		err = ends.Error()
@@ -114,7 +127,7 @@ func (s *Stage) behind(ctx context.Context) (map[int32]int64, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list end offsets of topic %s: %w", s.Input, err)
 	}
-	at, err := s.progress(ctx)
+	at, err := s.progress(ctx, group)
 	if err != nil {
 		return nil, err
 	}
@@ -127,34 +140,34 @@ func (s *Stage) behind(ctx context.Context) (map[int32]int64, error) {
 	return behind, nil
 }
 
-// progress returns how far the lane is in each partition.
-func (s *Stage) progress(ctx context.Context) (map[int32]int64, error) {
+// progress returns how far a group of the lane is in each partition.
+func (s *Stage) progress(ctx context.Context, group string) (map[int32]int64, error) {
 	at := make(map[int32]int64)
 	switch s.Lane.Progress {
 	case lane.StoredOffsets:
 		return s.storedOffsets(ctx)
 	case lane.SharedRecords:
-		groups, err := s.Admin.DescribeShareGroupOffsets(ctx, s.Group)
+		groups, err := s.Admin.DescribeShareGroupOffsets(ctx, group)
 		if err != nil {
 			return nil, err
 		}
-		g := groups[s.Group]
+		g := groups[group]
 		if errors.Is(g.Err, kerr.GroupIDNotFound) {
 			return at, nil
 		}
 		if g.Err != nil {
-			return nil, fmt.Errorf("fetch offsets of share group %s: %w", s.Group, g.Err)
+			return nil, fmt.Errorf("fetch offsets of share group %s: %w", group, g.Err)
 		}
 		for _, p := range g.Offsets[s.Input] {
 			at[p.Partition] = p.StartOffset
 		}
 	default:
-		offsets, err := s.Admin.FetchOffsets(ctx, s.Group)
+		offsets, err := s.Admin.FetchOffsets(ctx, group)
 		if errors.Is(err, kerr.GroupIDNotFound) {
 			return at, nil // no member has come yet
 		}
 		if err != nil {
-			return nil, fmt.Errorf("fetch offsets of group %s: %w", s.Group, err)
+			return nil, fmt.Errorf("fetch offsets of group %s: %w", group, err)
 		}
 		for partition, o := range offsets[s.Input] {
 			at[partition] = o.At
