@@ -22,7 +22,7 @@ func (s *Stage) Await(ctx context.Context, what string, reached func(context.Con
 	var reason error
 	for {
 		ok, err := reached(ctx)
-		if ok && err == nil {
+		if ok {
 			return nil
 		}
 		if err != nil && ctx.Err() == nil {
