@@ -49,7 +49,12 @@ type database struct {
 
 func newDatabase(t *testing.T, adjust ...func(*pgxpool.Config)) *database {
 	t.Helper()
-	db := &database{t: t, url: sandboxtest.Database(t), name: sandboxtest.Name(t), log: &journal{t: t}}
+	return newDatabaseAt(t, sandboxtest.Database(t), adjust...)
+}
+
+func newDatabaseAt(t *testing.T, url string, adjust ...func(*pgxpool.Config)) *database {
+	t.Helper()
+	db := &database{t: t, url: url, name: sandboxtest.Name(t), log: &journal{t: t}}
 	require.NoError(t, pginbox.Migrate(t.Context(), db.url))
 	db.own = db.connect()
 	db.exec(`CREATE TABLE work (id bigint GENERATED ALWAYS AS IDENTITY, handler text NOT NULL, event bytea NOT NULL)`)
