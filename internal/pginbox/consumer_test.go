@@ -111,6 +111,15 @@ func (s *stream) lag() (lag int64) {
 	return lag
 }
 
+// members is how many the group has; -1 while they change.
+func (s *stream) members() int {
+	described, err := s.admin.DescribeGroups(s.t.Context(), s.group)
+	if err != nil || described[s.group].State != "Stable" {
+		return -1
+	}
+	return len(described[s.group].Members)
+}
+
 // running is a consumer at work.
 type running struct {
 	t    *testing.T
@@ -344,13 +353,6 @@ func TestAnotherProcessJoinsAsTheSameInstance(t *testing.T) {
 func TestMembersComeAndGo(t *testing.T) {
 	db, s := newDatabase(t), newStream(t, 4)
 	in := db.inbox(pginbox.Options{Handlers: []pginbox.Handler{worker("warehouse")}})
-	members := func() int {
-		described, err := s.admin.DescribeGroups(t.Context(), s.group)
-		if err != nil || described[s.group].State != "Stable" {
-			return -1
-		}
-		return len(described[s.group].Members)
-	}
 	a := start(t, s.options(in))
 	ids := numbered(600)
 	for round := range 3 {
@@ -358,11 +360,11 @@ func TestMembersComeAndGo(t *testing.T) {
 		o := s.options(in)
 		o.InstanceID = "" // leaves when it stops
 		b := start(t, o)
-		require.Eventually(t, func() bool { return members() == 2 }, patience, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return s.members() == 2 }, patience, 5*time.Millisecond)
 		s.send(ids[round*200+100 : round*200+200]...)
 		s.awaitAcknowledged()
 		b.end()
-		require.Eventually(t, func() bool { return members() == 1 }, patience, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return s.members() == 1 }, patience, 5*time.Millisecond)
 	}
 	a.end()
 	require.ElementsMatch(t, ids, db.done("warehouse"))

@@ -95,7 +95,9 @@ func (s *server) start() {
 	s.t.Helper()
 	s.cmd = s.command(filepath.Join(s.binaries, "postgres"), "-D", filepath.Join(s.dir, "data"), "-p", strconv.Itoa(s.port),
 		"-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
-		"-c", "wal_writer_delay=10s", "-c", "wal_writer_flush_after=1GB", "-c", "log_min_messages=panic")
+		"-c", "wal_writer_delay=10s", "-c", "wal_writer_flush_after=1GB",
+		"-c", "wal_level=minimal", "-c", "max_wal_senders=0", "-c", "checkpoint_timeout=1h", // nor does anybody else write
+		"-c", "log_min_messages=panic")
 	require.NoError(s.t, s.cmd.Start())
 	require.Eventually(s.t, func() bool {
 		conn, err := pgx.Connect(s.t.Context(), s.url)
@@ -265,4 +267,29 @@ func TestTheLogEndsWithAPage(t *testing.T) {
 	consumer := start(t, o)
 	s.awaitAcknowledged()
 	consumer.end()
+}
+
+// What is processed and not on disk yet is brought there and acknowledged before the
+// partitions go to another member.
+func TestMembersThatAcknowledgeAfterTheFlushComeAndGo(t *testing.T) {
+	server := newServer(t)
+	db, s := newDatabaseAt(t, server.url), newStream(t, 4)
+	member := func() pginbox.ConsumerOptions {
+		o := s.options(db.inbox(pginbox.Options{AsynchronousCommit: true, Handlers: []pginbox.Handler{positions("warehouse")}}))
+		o.InstanceID, o.BatchSize, o.AcknowledgeAfterFlush = "", 10, db.pool
+		return o
+	}
+	a := start(t, member())
+	ids := numbered(600)
+	for round := range 3 {
+		s.send(ids[round*200 : round*200+100]...)
+		b := start(t, member())
+		require.Eventually(t, func() bool { return s.members() == 2 }, patience, 5*time.Millisecond)
+		s.send(ids[round*200+100 : round*200+200]...)
+		s.awaitAcknowledged()
+		b.end()
+		require.Eventually(t, func() bool { return s.members() == 1 }, patience, 5*time.Millisecond)
+	}
+	a.end()
+	s.requireEachOnceAndInOrder(db)
 }

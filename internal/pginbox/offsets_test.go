@@ -444,34 +444,33 @@ func TestMembersWithStoredOffsetsComeAndGo(t *testing.T) {
 		o.InstanceID, o.BatchSize = "", 10
 		return o
 	}
-	members := func() int {
-		described, err := s.admin.DescribeGroups(t.Context(), s.group)
-		if err != nil || described[s.group].State != "Stable" {
-			return -1
-		}
-		return len(described[s.group].Members)
-	}
 	a := start(t, member())
 	ids := numbered(600)
 	for round := range 3 {
 		s.send(ids[round*200 : round*200+100]...)
 		b := start(t, member())
-		require.Eventually(t, func() bool { return members() == 2 }, patience, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return s.members() == 2 }, patience, 5*time.Millisecond)
 		s.send(ids[round*200+100 : round*200+200]...)
 		s.awaitAcknowledged()
 		b.end()
-		require.Eventually(t, func() bool { return members() == 1 }, patience, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return s.members() == 1 }, patience, 5*time.Millisecond)
 	}
 	a.end()
-	ends, err := s.admin.ListEndOffsets(t.Context(), s.topic)
-	require.NoError(t, err)
+	s.requireEachOnceAndInOrder(db)
+}
+
+// requireEachOnceAndInOrder says so of what the handler positions has written down.
+func (s *stream) requireEachOnceAndInOrder(db *database) {
+	s.t.Helper()
+	ends, err := s.admin.ListEndOffsets(s.t.Context(), s.topic)
+	require.NoError(s.t, err)
 	for p := range int32(4) {
 		end, _ := ends.Lookup(s.topic, p)
 		var want []string
 		for offset := range end.Offset {
 			want = append(want, fmt.Sprint(offset))
 		}
-		require.Equal(t, want, db.done(fmt.Sprintf("warehouse %d", p)), "each once, and in order")
+		require.Equal(s.t, want, db.done(fmt.Sprintf("warehouse %d", p)), "each once, and in order")
 	}
 }
 
