@@ -155,7 +155,7 @@ func (o *matrixOptions) run(ctx context.Context) (err error) {
 	if o.json {
 		err = results.Encode(os.Stdout)
 	} else {
-		err = results.Table(os.Stdout)
+		err = results.Matrix(os.Stdout)
 	}
 	if err != nil {
 		return err

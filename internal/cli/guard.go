@@ -26,6 +26,12 @@ const (
 	guardBoth    = "inbox+offsets"
 )
 
+var remember = map[string]pginbox.Remember{
+	guardInbox:   pginbox.RememberIDs,
+	guardOffsets: pginbox.RememberOffsets,
+	guardBoth:    pginbox.RememberBoth,
+}
+
 // guards returns the names that --guard may have.
 func guards() []string {
 	names := []string{guardInbox, guardOffsets, guardBoth}
@@ -113,8 +119,10 @@ func nearest(name string, names []string) []string {
 // openGuard is a guard that is ready to work.
 type openGuard struct {
 	process func(context.Context, []pginbox.Event) error
-	purge   func(context.Context) // until the context ends
-	close   func()
+	// resume says where a partition goes on; nil where the group's offsets do.
+	resume func(ctx context.Context, assigned map[string][]int32) (map[string]map[int32]int64, error)
+	purge  func(context.Context) // until the context ends
+	close  func()
 }
 
 func (p *inboxPipeline) openGuard(ctx context.Context, pool *pgxpool.Pool, handlers []pginbox.Handler, hook pginbox.Hook) (openGuard, error) {
@@ -122,16 +130,21 @@ func (p *inboxPipeline) openGuard(ctx context.Context, pool *pgxpool.Pool, handl
 		return p.openShortcut(ctx, pool, handlers, hook)
 	}
 	inbox, err := pginbox.New(pool, pginbox.Options{
-		Handlers:    handlers,
-		Keys:        pginbox.Keys(p.eventKey),
-		MaxAttempts: p.maxAttempts,
-		Hook:        hook,
-		Logger:      p.logger(),
+		Handlers:           handlers,
+		Remember:           remember[p.guard],
+		Keys:               pginbox.Keys(p.eventKey),
+		AsynchronousCommit: p.asyncCommit,
+		MaxAttempts:        p.maxAttempts,
+		Hook:               hook,
+		Logger:             p.logger(),
 	})
 	if err != nil {
 		return openGuard{}, Usage(err)
 	}
 	opened := openGuard{process: inbox.Process, purge: func(context.Context) {}, close: func() {}}
+	if p.keepsOffsets() {
+		opened.resume = inbox.Resume
+	}
 	if p.keepsIDs() {
 		opened.purge = func(ctx context.Context) { p.purgeNowAndThen(ctx, inbox) }
 	}

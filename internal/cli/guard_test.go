@@ -44,11 +44,14 @@ func TestGuardsKilled(t *testing.T) {
 		guard string
 		at    map[string]string
 	}{
+		{"ack-first", map[string]string{"polled": once, "acknowledged": lost, "begun": lost, "worked": lost, "committed": once}},
 		{"none", map[string]string{"polled": once, "begun": once, "worked": once, "committed": duplicated, "acknowledged": once}},
 		{"shape", map[string]string{"worked": once, "committed": duplicated}},
 		{"memory", map[string]string{"polled": once, "checked": once, "begun": once, "worked": once, "committed": duplicated, "acknowledged": once}},
 		{"select-first", map[string]string{"polled": once, "begun": once, "selected": once, "worked": once, "committed": once, "acknowledged": once}},
 		{"redis", map[string]string{"polled": once, "claimed": lost, "begun": lost, "worked": lost, "committed": once, "acknowledged": once}},
+		{"offsets", map[string]string{"polled": once, "begun": once, "inserted": once, "worked": once, "committed": once, "acknowledged": once}},
+		{"inbox+offsets", map[string]string{"polled": once, "begun": once, "inserted": once, "worked": once, "committed": once, "acknowledged": once}},
 	} {
 		for step, outcome := range c.at {
 			t.Run(c.guard+"/"+step, func(t *testing.T) {
@@ -85,10 +88,12 @@ func TestShapeHoldsForPickTasksOnly(t *testing.T) {
 	require.Greater(t, rows[warehouse.LoyaltyPoints], 400)
 }
 
-// What a publisher sent twice is absorbed by the guards that keep ids, while there is
-// one process.
+// What a publisher sent twice is absorbed by the guards that keep ids; by the shortcuts
+// among them, while there is one process.
 func TestGuardsAndPublisherDuplicates(t *testing.T) {
-	for guard, absorbed := range map[string]bool{"none": false, "memory": true, "select-first": true, "redis": true} {
+	for guard, absorbed := range map[string]bool{
+		"offsets": false, "inbox+offsets": true, "none": false, "memory": true, "select-first": true, "redis": true,
+	} {
 		t.Run(guard, func(t *testing.T) {
 			b := newBench(t)
 			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7, PublisherDuplicates: 0.1})
@@ -198,7 +203,7 @@ func (b *bench) rewind() {
 
 // Whatever the guard: what cannot be handled is a dead letter, and holds nobody up.
 func TestStrangeRecordsUnderShortcuts(t *testing.T) {
-	for _, guard := range []string{"none", "memory", "select-first", "redis"} {
+	for _, guard := range []string{"ack-first", "none", "memory", "select-first", "redis"} {
 		t.Run(guard, func(t *testing.T) {
 			b := newBench(t)
 			// Nothing but the work itself has trouble with an id.

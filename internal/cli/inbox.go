@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/shortcut"
 	"github.com/delivered-twice/delivered-twice/internal/trace"
@@ -128,7 +127,7 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 		return err
 	}
 	defer guard.close()
-	consumer, err := p.consumer(guard.process, hook)
+	consumer, err := p.consumer(guard, pool, hook)
 	if err != nil {
 		return err
 	}
@@ -143,26 +142,6 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 		return consumer.Run(ctx)
 	})
 	return both.Wait()
-}
-
-// consumer returns what brings events to process.
-func (p *inboxPipeline) consumer(process func(context.Context, []pginbox.Event) error, hook pginbox.Hook) (*pginbox.Consumer, error) {
-	consumer, err := pginbox.NewConsumer(pginbox.ConsumerOptions{
-		Client:         p.client(),
-		Group:          p.group,
-		Topics:         []string{p.input},
-		InstanceID:     p.instance,
-		SessionTimeout: p.sessionTimeout,
-		BatchSize:      p.batchSize,
-		Identify:       order.ID,
-		Process:        process,
-		Hook:           hook,
-		Logger:         p.logger(),
-	})
-	if err != nil {
-		return nil, Usage(err)
-	}
-	return consumer, nil
 }
 
 // hook returns what happens at every step: it is traced, and then a planned mishap
