@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -47,7 +47,7 @@ func run(m *testing.M) int {
 var cells atomic.Int64
 
 // cell does a fault to a lane and returns what is found in the lane's scopes.
-func cell(t *testing.T, f fault.Fault, l lane.Lane, on *sandbox.Services) (found map[lane.Scope]lane.Counts, injections int) {
+func cell(t *testing.T, f fault.Fault, l lane.Lane, on *sandbox.Services, meeting *stage.Meeting) (found map[lane.Scope]lane.Counts, injections int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -57,6 +57,7 @@ func cell(t *testing.T, f fault.Fault, l lane.Lane, on *sandbox.Services) (found
 		Name:     fmt.Sprintf("cell%d", cells.Add(1)),
 		Seed:     7,
 		Dir:      t.TempDir(),
+		Together: meeting,
 	})
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -84,20 +85,52 @@ func TestClaims(t *testing.T) {
 		for _, l := range built(t) {
 			t.Run(f.Slug()+"/"+l.Slug(), func(t *testing.T) {
 				t.Parallel()
-				check(t, f, l, services)
+				check(t, f, l, services, nil)
 			})
 		}
 	}
 }
 
-func check(t *testing.T, f fault.Fault, l lane.Lane, on *sandbox.Services) {
+// Faults that disturb services, done to lanes that meet on services of their own.
+func TestClaimsOnDisturbedServices(t *testing.T) {
+	for _, f := range fault.All() {
+		if f.Disturbs == fault.DisturbsNothing {
+			continue
+		}
+		t.Run(f.Slug(), func(t *testing.T) {
+			own, err := sandbox.Start(t.Context(), sandbox.Options{})
+			require.NoError(t, err)
+			defer func() { require.NoError(t, own.Close()) }()
+			var fit []lane.Lane
+			for _, l := range built(t) {
+				if f.Unfit == nil || f.Unfit(l, own) == "" {
+					fit = append(fit, l)
+				}
+			}
+			for crowd := range slices.Chunk(fit, 4) {
+				meeting := stage.NewMeeting(len(crowd))
+				t.Run("together", func(t *testing.T) {
+					for _, l := range crowd {
+						t.Run(l.Slug(), func(t *testing.T) {
+							t.Parallel()
+							defer meeting.Leave()
+							check(t, f, l, own, meeting)
+						})
+					}
+				})
+			}
+		})
+	}
+}
+
+func check(t *testing.T, f fault.Fault, l lane.Lane, on *sandbox.Services, meeting *stage.Meeting) {
 	if f.Unfit != nil {
 		if why := f.Unfit(l, on); why != "" {
 			t.Skip(why)
 		}
 	}
 	began := time.Now()
-	found, injections := cell(t, f, l, on)
+	found, injections := cell(t, f, l, on, meeting)
 	if f.Name != lane.NoFault {
 		require.Positive(t, injections)
 	}
@@ -113,7 +146,12 @@ func check(t *testing.T, f fault.Fault, l lane.Lane, on *sandbox.Services) {
 func built(t *testing.T) []lane.Lane {
 	t.Helper()
 	var lanes []lane.Lane
-	for _, name := range strings.Split("at-least-once,shape-only,memory-set,select-first,redis-setnx,inbox,inbox + direct produce,kafka at-least-once,kafka eos,eos + postgres", ",") {
+	for _, name := range []string{
+		"at-most-once", "at-least-once", "shape-only", "memory-set", "select-first", "redis-setnx",
+		"inbox", "offsets-in-postgres", "inbox + offsets", "inbox, async commit", "inbox, async commit, gated",
+		"offsets, async commit", "inbox + direct produce",
+		"kafka at-least-once", "kafka eos", "eos + postgres",
+	} {
 		l, err := lane.Find(name)
 		require.NoError(t, err)
 		lanes = append(lanes, l)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -69,7 +68,7 @@ func (r *Resources) Schema(ctx context.Context, name string) (databaseURL string
 }
 
 func withSearchPath(databaseURL, schema string) (string, error) {
-	if !strings.HasPrefix(databaseURL, "postgres://") && !strings.HasPrefix(databaseURL, "postgresql://") {
+	if !isURL(databaseURL) {
 		return databaseURL + " search_path=" + schema, nil // a list of key=value
 	}
 	u, err := url.Parse(databaseURL)

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -79,7 +78,7 @@ type Stage struct {
 	client   *kgo.Client // publishes
 	next     func() (order.Event, bool, bool)
 	stop     func()
-	closers  []func()
+	closers  []func() error
 	poisoned int
 
 	mu          sync.Mutex
@@ -143,7 +142,7 @@ func (s *Stage) Close(ctx context.Context, keep bool) error {
 		<-m.Ended()
 	}
 	for _, closer := range slices.Backward(s.closers) {
-		closer()
+		errs = append(errs, closer())
 	}
 	if s.stop != nil {
 		s.stop()
@@ -380,15 +379,6 @@ func (s *Stage) Settle(ctx context.Context) error {
 		return err
 	}
 	return s.End(ctx, s.Running()...)
-}
-
-// hostOf returns host and port of a database's address.
-func hostOf(databaseURL string) (string, error) {
-	u, err := url.Parse(databaseURL)
-	if err != nil {
-		return "", errors.New("the database address cannot be read") // the error would quote it, password included
-	}
-	return u.Host, nil
 }
 
 // Folder is where a stage of that name keeps its files below dir.

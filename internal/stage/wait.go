@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 
@@ -176,6 +177,10 @@ func (s *Stage) progress(ctx context.Context, group string) (map[int32]int64, er
 	return at, nil
 }
 
+// undefinedTable is the SQLSTATE of a table that is not there (PostgreSQL manual,
+// appendix A).
+const undefinedTable = "42P01"
+
 // storedOffsets returns for each partition the smallest offset of any handler.
 func (s *Stage) storedOffsets(ctx context.Context) (map[int32]int64, error) {
 	conn, err := pgx.Connect(ctx, s.DatabaseURL)
@@ -194,6 +199,10 @@ func (s *Stage) storedOffsets(ctx context.Context) (map[int32]int64, error) {
 		at[partition] = next
 		return nil
 	})
+	var answered *pgconn.PgError
+	if errors.As(err, &answered) && answered.Code == undefinedTable {
+		return at, nil // no member has come yet
+	}
 	if err != nil {
 		return nil, fmt.Errorf("look up the stored offsets: %w", err)
 	}

@@ -33,6 +33,8 @@ type conn struct {
 	// alive ends when the connection is cut, or the proxy closed.
 	alive context.Context
 	kill  context.CancelFunc
+	// left is closed when the client has closed its side.
+	left chan struct{}
 	// unwatch stops waiting for the proxy to be closed.
 	unwatch func() bool
 
@@ -50,6 +52,7 @@ func newConn(p *Proxy, client, server *net.TCPConn) *conn {
 		requests: newStream(client, server),
 		answers:  newStream(server, client),
 		owed:     make(map[*armed]struct{}),
+		left:     make(chan struct{}),
 	}
 	c.alive, c.kill = context.WithCancel(p.alive)
 	c.unwatch = context.AfterFunc(p.alive, c.cut)
@@ -92,7 +95,10 @@ func (c *conn) both(requests, answers func() error) {
 		}
 	}
 	var fromClient sync.WaitGroup
-	fromClient.Go(func() { direction(requests, c.requests, c.server) })
+	fromClient.Go(func() {
+		defer close(c.left)
+		direction(requests, c.requests, c.server)
+	})
 	direction(answers, c.answers, c.client)
 	fromClient.Wait()
 }

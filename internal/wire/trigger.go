@@ -101,6 +101,12 @@ func (s *Strike) Hold(release <-chan struct{}) {
 	}
 }
 
+// Left returns a channel that is closed when the client has closed its side of the
+// connection, or the connection has ended altogether: when the client has given up
+// waiting for an answer, for example. It is not noticed while a Do at a moment around
+// the request, not the answer, has not returned.
+func (s *Strike) Left() <-chan struct{} { return s.conn.left }
+
 // armed is a trigger at work.
 type armed struct {
 	Trigger
