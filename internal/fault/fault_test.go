@@ -2,14 +2,15 @@ package fault_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"sync/atomic"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/fault"
@@ -19,142 +20,162 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/stage"
 )
 
-// brokerConfigs make the broker forget soon.
-var brokerConfigs = map[string]string{"transactional.id.expiration.ms": "3000"}
-
-// services are shared by the cells whose faults disturb nobody.
-var services *sandbox.Services
-
 func TestMain(m *testing.M) {
 	process.Register(cli.EOSPipelineName, cli.EOSPipeline)
 	process.Register(cli.InboxPipelineName, cli.InboxPipeline)
 	process.Init()
-	os.Exit(run(m))
+	os.Exit(m.Run())
 }
 
-func run(m *testing.M) int {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	var err error
-	if services, err = sandbox.Start(ctx, sandbox.Options{BrokerConfigs: brokerConfigs}); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() { _ = services.Close() }()
-	return m.Run()
-}
-
-var cells atomic.Int64
-
-// cell does a fault to a lane and returns what is found in the lane's scopes.
-func cell(t *testing.T, f fault.Fault, l lane.Lane, on *sandbox.Services, meeting *stage.Meeting) (found map[lane.Scope]lane.Counts, injections int) {
+// start starts services of the test's own: what faults do to services disturbs
+// whoever else uses them.
+func start(t *testing.T) *sandbox.Services {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	s, err := stage.Open(ctx, stage.Options{
-		Services: on,
-		Lane:     l,
-		Name:     fmt.Sprintf("cell%d", cells.Add(1)),
-		Seed:     7,
-		Dir:      t.TempDir(),
-		Together: meeting,
-	})
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if err := s.Close(ctx, t.Failed()); !t.Failed() {
-			require.NoError(t, err)
-		}
-	}()
+	// A broker that forgets soon.
+	services, err := sandbox.Start(t.Context(), sandbox.Options{BrokerConfigs: map[string]string{"transactional.id.expiration.ms": "3000"}})
 	require.NoError(t, err)
-	require.NoError(t, f.Inject(ctx, s))
-	require.NoError(t, s.Settle(ctx))
-
-	findings, err := s.Audit(ctx)
-	require.NoError(t, err)
-	require.Equal(t, s.Poisoned() > 0, findings.DeadLetters > 0, "%d dead letters", findings.DeadLetters)
-	return findings.Counts, s.Injections()
+	t.Cleanup(func() { require.NoError(t, services.Close()) })
+	return services
 }
 
-// Every fault, done to every lane that it fits, finds what the lane claims under it.
-func TestClaims(t *testing.T) {
-	for _, f := range fault.All() {
-		if f.Disturbs != fault.DisturbsNothing {
-			continue
-		}
-		for _, l := range built(t) {
-			t.Run(f.Slug()+"/"+l.Slug(), func(t *testing.T) {
-				t.Parallel()
-				check(t, f, l, services, nil)
-			})
+// The lanes that faults are done to here. What they do to every other lane is for the
+// matrix to say.
+var (
+	// shows have something to show, in the order in which they are asked.
+	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres"}
+	// hold survive everything.
+	hold = []string{"inbox", "kafka eos"}
+)
+
+// chosen returns the first lane that exists to show the fault, and those that hold.
+func chosen(t *testing.T, f fault.Fault, on *sandbox.Services) []lane.Lane {
+	t.Helper()
+	fits := func(l lane.Lane) bool { return f.Unfit == nil || f.Unfit(l, on) == "" }
+	var lanes []lane.Lane
+	for _, name := range shows {
+		l, err := lane.Find(name)
+		require.NoError(t, err)
+		if fits(l) && l.MustShow(f.Name) {
+			lanes = append(lanes, l)
+			break
 		}
 	}
+	for _, name := range hold {
+		l, err := lane.Find(name)
+		require.NoError(t, err)
+		if fits(l) {
+			lanes = append(lanes, l)
+		}
+	}
+	return lanes
 }
 
-// Faults that disturb services, done to lanes that meet on services of their own.
-func TestClaimsOnDisturbedServices(t *testing.T) {
-	for _, f := range fault.All() {
-		if f.Disturbs == fault.DisturbsNothing {
+// Every fault finds what the lanes claim under it: those that exist to show it, and
+// those that hold.
+func TestClaims(t *testing.T) {
+	services := start(t)
+	for i, f := range fault.All() {
+		lanes := chosen(t, f, services)
+		if len(lanes) == 0 {
+			require.Equal(t, lane.BrokerKilled, f.Name, "%s fits no lane here", f.Name)
 			continue
 		}
 		t.Run(f.Slug(), func(t *testing.T) {
-			own, err := sandbox.Start(t.Context(), sandbox.Options{})
-			require.NoError(t, err)
-			defer func() { require.NoError(t, own.Close()) }()
-			var fit []lane.Lane
-			for _, l := range built(t) {
-				if f.Unfit == nil || f.Unfit(l, own) == "" {
-					fit = append(fit, l)
-				}
-			}
-			for crowd := range slices.Chunk(fit, 4) {
-				meeting := stage.NewMeeting(len(crowd))
-				t.Run("together", func(t *testing.T) {
-					for _, l := range crowd {
-						t.Run(l.Slug(), func(t *testing.T) {
-							t.Parallel()
-							defer meeting.Leave()
-							check(t, f, l, own, meeting)
-						})
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			var (
+				meeting = stage.NewMeeting(len(lanes))
+				found   = make([]finding, len(lanes))
+				cells   errgroup.Group
+				dir     = t.TempDir()
+			)
+			for j, l := range lanes {
+				cells.Go(func() (err error) {
+					defer meeting.Leave()
+					found[j], err = perform(ctx, f, stage.Options{
+						Services: services,
+						Lane:     l,
+						Name:     fmt.Sprintf("cell%d", i),
+						Seed:     7,
+						Dir:      filepath.Join(dir, l.Slug()),
+						Together: meeting,
+					})
+					if err != nil {
+						return fmt.Errorf("lane %s: %w", l.Name, err)
 					}
+					return nil
 				})
+			}
+			require.NoError(t, cells.Wait())
+			for j, l := range lanes {
+				check(t, f, l, found[j])
 			}
 		})
 	}
 }
 
-func check(t *testing.T, f fault.Fault, l lane.Lane, on *sandbox.Services, meeting *stage.Meeting) {
-	if f.Unfit != nil {
-		if why := f.Unfit(l, on); why != "" {
-			t.Skip(why)
-		}
-	}
-	began := time.Now()
-	found, injections := cell(t, f, l, on, meeting)
-	if f.Name != lane.NoFault {
-		require.Positive(t, injections)
-	}
-	for _, scope := range l.Scopes {
-		n := found[scope]
-		claim, _ := l.Claim(f.Name, scope)
-		require.True(t, claim.Held(n), "%s claims %+v, found %+v", scope, claim, n)
-	}
-	t.Logf("%s / %s: %d injections, %v, %+v", f.Name, l.Name, injections, time.Since(began).Round(time.Millisecond), found)
+// finding is what is found after a fault.
+type finding struct {
+	stage.Findings
+	injections, poisoned int
 }
 
-// built are the lanes that one can run.
-func built(t *testing.T) []lane.Lane {
-	t.Helper()
-	var lanes []lane.Lane
-	for _, name := range []string{
-		"at-most-once", "at-least-once", "shape-only", "memory-set", "select-first", "redis-setnx",
-		"inbox", "offsets-in-postgres", "inbox + offsets", "inbox, async commit", "inbox, async commit, gated",
-		"offsets, async commit", "inbox + direct produce",
-		"kafka at-least-once", "kafka eos", "eos + postgres",
-	} {
-		l, err := lane.Find(name)
-		require.NoError(t, err)
-		lanes = append(lanes, l)
+// perform does a fault to a lane.
+func perform(ctx context.Context, f fault.Fault, o stage.Options) (found finding, err error) {
+	s, err := stage.Open(ctx, o)
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		err = errors.Join(err, s.Close(ctx, false))
+	}()
+	if err != nil {
+		return found, err
 	}
-	return lanes
+	if err := f.Inject(ctx, s); err != nil {
+		return found, fmt.Errorf("inject: %w", err)
+	}
+	if err := s.Settle(ctx); err != nil {
+		return found, err
+	}
+	found.Findings, err = s.Audit(ctx)
+	found.injections, found.poisoned = s.Injections(), s.Poisoned()
+	return found, err
+}
+
+func check(t *testing.T, f fault.Fault, l lane.Lane, found finding) {
+	t.Helper()
+	require.Equal(t, f.Name == lane.NoFault, found.injections == 0, "%s was done to %s %d times", f.Name, l.Name, found.injections)
+	require.Equal(t, found.poisoned > 0, found.DeadLetters > 0, "%s has %d dead letters", l.Name, found.DeadLetters)
+	for _, scope := range l.Scopes {
+		claim, _ := l.Claim(f.Name, scope)
+		require.True(t, claim.Held(found.Counts[scope]), "%s claims %q in %s, must show: %t; found %+v",
+			l.Name, claim.Says, scope, claim.MustShow, found.Counts[scope])
+	}
+}
+
+func TestFind(t *testing.T) {
+	f, err := fault.Find("kill-9")
+	require.NoError(t, err)
+	require.Equal(t, lane.Kill9, f.Name)
+	_, err = fault.Find("zombi")
+	require.ErrorContains(t, err, `there is no fault "zombi"; the nearest: zombie,`)
+}
+
+// What the catalogue must be like for a report on any of its faults to make sense.
+func TestCatalogue(t *testing.T) {
+	seen := make(map[lane.Fault]bool)
+	for _, f := range fault.All() {
+		require.False(t, seen[f.Name], "%s is there twice", f.Name)
+		seen[f.Name] = true
+		require.NotEmpty(t, f.Says)
+		require.NotNil(t, f.Inject)
+	}
+	for _, l := range lane.All() {
+		for _, claims := range l.Claims {
+			for f := range claims.Under {
+				// That one belongs to a side-by-side run.
+				require.True(t, seen[f] || f == lane.Kill9AndDuplicates, "%s claims something under %q, and no such fault can be done", l.Name, f)
+			}
+		}
+	}
 }
