@@ -166,7 +166,7 @@ func (c *ShareConsumer) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(c.options.StopGrace, cancel) })()
 
 	for ctx.Err() == nil {
-		events, err := c.member.poll(ctx, client)
+		events, err := (&member{Consumer: c.member, client: client}).poll(ctx)
 		if err == nil && len(events) > 0 {
 			err = c.deliver(work, client, events)
 		}
