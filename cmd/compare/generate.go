@@ -11,7 +11,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/endpoint"
 	"github.com/delivered-twice/delivered-twice/internal/order"
-	"github.com/delivered-twice/delivered-twice/internal/trial"
+	"github.com/delivered-twice/delivered-twice/internal/stage"
 )
 
 func generateCommand() *cobra.Command {
@@ -57,7 +57,7 @@ func generate(ctx context.Context, brokers []string, topic string, o order.Strea
 		return err
 	}
 	sent := 0
-	if err := trial.Publish(ctx, brokers, topic, o, trial.Every(rate), func(n int) { sent = n }); err != nil {
+	if err := stage.Publish(ctx, brokers, topic, o, stage.Every(rate), func(n int) { sent = n }); err != nil {
 		return err
 	}
 	fmt.Printf("%d records sent to topic %s\n", sent, topic)

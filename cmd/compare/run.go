@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,9 +23,7 @@ type runOptions struct {
 	events, rate, instances, kills int
 	seed                           uint64
 	publisherDuplicates            float64
-	kafka                          string
-	brokers                        []string
-	databaseURL                    string
+	services                       serviceFlags
 	out                            string
 	json, keep                     bool
 }
@@ -49,17 +46,11 @@ again, waits until all is consumed, and counts what is really in Kafka and Postg
 	f.IntVar(&o.kills, "kills", 20, "SIGKILLs, shared by the pipelines")
 	f.Uint64Var(&o.seed, "seed", 1, "decides events and kills; the same seed gives the same ones")
 	f.Float64Var(&o.publisherDuplicates, "publisher-duplicates", 0, "share of events, 0 to 1, that the publisher sends twice")
-	f.StringVar(&o.kafka, "kafka", sandbox.Embedded, "which Kafka to start: embedded, or apache (needs Java 17 and Maven)")
-	f.StringSliceVar(&o.brokers, "brokers", split(os.Getenv("KAFKA_BROKERS")), "your Kafka, host:port with commas between (default $KAFKA_BROKERS; none: start one)")
-	f.StringVar(&o.databaseURL, "database-url", "", "your Postgres (default $DATABASE_URL; none: start one)")
+	o.services.flags(f)
 	f.StringVar(&o.out, "out", "", "folder to keep results.json and logs in (default runs/<time>)")
 	f.BoolVar(&o.json, "json", false, "print results.json to stdout, and nothing else")
 	f.BoolVar(&o.keep, "keep", false, "keep topics, groups and schemas on your own services")
 	return cmd
-}
-
-func split(list string) []string {
-	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
 func (o *runOptions) validate() error {
@@ -74,20 +65,15 @@ func (o *runOptions) validate() error {
 		return fmt.Errorf("--kills is %d, must not be negative", o.kills)
 	case !(o.publisherDuplicates >= 0 && o.publisherDuplicates <= 1): // NaN is neither
 		return fmt.Errorf("--publisher-duplicates is %v, must be from 0 to 1", o.publisherDuplicates)
-	case o.kafka != sandbox.Embedded && o.kafka != sandbox.Apache:
-		return fmt.Errorf("--kafka is %q, must be %s or %s", o.kafka, sandbox.Embedded, sandbox.Apache)
 	}
-	return nil
+	return o.services.validate()
 }
 
 func (o *runOptions) run(ctx context.Context) (err error) {
 	if err := o.validate(); err != nil {
 		return cli.Usage(err)
 	}
-	if o.databaseURL == "" {
-		o.databaseURL = os.Getenv("DATABASE_URL")
-	}
-	lanes := lane.All()
+	lanes := lane.Headline()
 	started := time.Now()
 	if o.out == "" {
 		o.out = filepath.Join("runs", started.Format("2006-01-02T15-04-05"))
@@ -99,9 +85,7 @@ func (o *runOptions) run(ctx context.Context) (err error) {
 	defer bars.close()
 
 	bars.Phase("starting Kafka and Postgres")
-	services, err := sandbox.Start(ctx, sandbox.Options{
-		Kafka: o.kafka, Brokers: o.brokers, DatabaseURL: o.databaseURL, Dir: filepath.Join(o.out, "logs"),
-	})
+	services, err := o.services.start(ctx, sandbox.Options{Dir: filepath.Join(o.out, "services")})
 	if err != nil {
 		return err
 	}

@@ -42,6 +42,11 @@ type Effect struct {
 	// Aborted says that the record belongs to an aborted transaction, so only
 	// readers on the default isolation level see it.
 	Aborted bool `json:"aborted,omitempty"`
+	// Key is the order that the event is about and Sequence its place among the
+	// events of that key, as the effect itself tells them; "" and 0 where it does
+	// not.
+	Key      string `json:"key,omitempty"`
+	Sequence int64  `json:"sequence,omitempty"`
 }
 
 // String says what was found where, in a form for error messages.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -21,6 +22,15 @@ type TableAudit struct {
 	// points: lost where either is missing, else duplicated where either is there
 	// more than one time.
 	Rows lane.Counts
+	// PickTasks and LoyaltyPoints are the events by their rows in one table alone.
+	PickTasks     lane.Counts
+	LoyaltyPoints lane.Counts
+	// Order are the events that have a pick task, by whether the first task of each
+	// was committed before those of all later events of its order. Where the server
+	// keeps no time of commits, the order of the ids stands in for that of the
+	// commits: a transaction that writes early and commits late is then taken for an
+	// early one.
+	Order lane.Counts
 	// Effects are all rows, by table, then by id.
 	Effects []Effect
 	// Unexpected are the rows of events that nobody sent.
@@ -67,21 +77,26 @@ func tables(ctx context.Context, pool *pgxpool.Pool, expected Expected) (a Table
 	}
 	a.CommitTimes = tracked == "on"
 
-	picked, awarded := newTally(expected), newTally(expected)
-	for _, table := range []struct {
-		name  string
-		tally *tally
-	}{{warehouse.PickTasks, picked}, {warehouse.LoyaltyPoints, awarded}} {
-		effects, err := rows(ctx, tx, table.name, a.CommitTimes)
-		if err != nil {
-			return a, fmt.Errorf("read %s: %w", table.name, err)
-		}
-		for _, e := range effects {
-			table.tally.add(e)
-		}
-		a.Effects = append(a.Effects, effects...)
-		a.Unexpected = append(a.Unexpected, table.tally.unexpected...)
+	tasks, err := rows(ctx, tx, warehouse.PickTasks, `order_id, sequence`, a.CommitTimes)
+	if err != nil {
+		return a, err
 	}
+	points, err := rows(ctx, tx, warehouse.LoyaltyPoints, `'', 0`, a.CommitTimes)
+	if err != nil {
+		return a, err
+	}
+	picked, awarded := newTally(expected), newTally(expected)
+	for _, e := range tasks {
+		picked.add(e)
+	}
+	for _, e := range points {
+		awarded.add(e)
+	}
+	a.Effects = slices.Concat(tasks, points)
+	a.Unexpected = slices.Concat(picked.unexpected, awarded.unexpected)
+	a.PickTasks = picked.counts(func(id string) lane.Outcome { return outcome(picked.found[id]) })
+	a.LoyaltyPoints = awarded.counts(func(id string) lane.Outcome { return outcome(awarded.found[id]) })
+	a.Order = inOrder(expected, tasks)
 	a.Rows = picked.counts(func(id string) lane.Outcome {
 		if picked.found[id] == 0 || awarded.found[id] == 0 {
 			return lane.Lost
@@ -92,22 +107,24 @@ func tables(ctx context.Context, pool *pgxpool.Pool, expected Expected) (a Table
 	return a, nil
 }
 
-func rows(ctx context.Context, tx pgx.Tx, table string, commitTimes bool) ([]Effect, error) {
+// rows reads a table of effects. What it has of key and sequence is two SQL
+// expressions.
+func rows(ctx context.Context, tx pgx.Tx, table, keyAndSequence string, commitTimes bool) ([]Effect, error) {
 	at := `NULL::timestamptz`
 	if commitTimes {
 		// It works for the ids of subtransactions too, which are what rows
 		// written behind a savepoint carry.
 		at = `pg_xact_commit_timestamp(xmin)`
 	}
-	found, err := tx.Query(ctx, `SELECT id, event_id, attempt, `+at+` FROM `+table+` ORDER BY id`)
+	found, err := tx.Query(ctx, `SELECT id, event_id, attempt, `+at+`, `+keyAndSequence+` FROM `+table+` ORDER BY id`)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read %s: %w", table, err)
 	}
-	return pgx.CollectRows(found, func(row pgx.CollectableRow) (Effect, error) {
+	effects, err := pgx.CollectRows(found, func(row pgx.CollectableRow) (Effect, error) {
 		e := Effect{Where: table}
 		var id int64
 		var at *time.Time
-		if err := row.Scan(&id, &e.EventID, &e.Attempt, &at); err != nil {
+		if err := row.Scan(&id, &e.EventID, &e.Attempt, &at, &e.Key, &e.Sequence); err != nil {
 			return Effect{}, err
 		}
 		e.Position = strconv.FormatInt(id, 10)
@@ -116,6 +133,10 @@ func rows(ctx context.Context, tx pgx.Tx, table string, commitTimes bool) ([]Eff
 		}
 		return e, nil
 	})
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", table, err)
+	}
+	return effects, nil
 }
 
 // undefinedTable is the SQLSTATE of a table that is not there (PostgreSQL manual,

@@ -3,6 +3,7 @@ package audit
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,6 +26,10 @@ type TopicAudit struct {
 	// them: lost or duplicated by their committed copies, else aborted-visible
 	// where an aborted copy is to be seen beside the one.
 	Uncommitted lane.Counts
+	// Order are the events that a read_committed reader sees, by whether the first
+	// record of each comes before those of all later events of its key. A record of
+	// such an event that says no key is counted as unexpected here.
+	Order lane.Counts
 	// Effects are all records, those of aborted transactions marked; by
 	// partition, then by offset.
 	Effects []Effect
@@ -71,6 +76,7 @@ func Topic(ctx context.Context, topic string, expected Expected, opts ...kgo.Opt
 			return
 		}
 		_, isCommitted := committed[position{r.Partition, r.Offset}]
+		key, sequence := requested(r)
 		found = append(found, record{
 			producer:      from,
 			offset:        r.Offset,
@@ -82,6 +88,8 @@ func Topic(ctx context.Context, topic string, expected Expected, opts ...kgo.Opt
 				Position: fmt.Sprintf("%d@%d", r.Partition, r.Offset),
 				At:       r.Timestamp,
 				Aborted:  !isCommitted,
+				Key:      key,
+				Sequence: sequence,
 			},
 		})
 	})
@@ -111,7 +119,18 @@ func Topic(ctx context.Context, topic string, expected Expected, opts ...kgo.Opt
 		return outcome(visible.found[id])
 	})
 	a.Uncommitted.Unexpected = len(a.Unexpected)
+	a.Order = inOrder(expected, a.Effects)
 	return a, nil
+}
+
+// requested returns the order that a pick request is about and the place of its
+// event among the order's; "" and 0 where the record is none.
+func requested(r *kgo.Record) (orderID string, sequence int64) {
+	var pick order.PickRequested
+	if json.Unmarshal(r.Value, &pick) != nil || pick.OrderID == "" || pick.Sequence < 1 {
+		return "", 0
+	}
+	return pick.OrderID, pick.Sequence
 }
 
 // CommittedRecords counts what a read_committed reader sees in a topic, such as

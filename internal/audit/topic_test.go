@@ -203,6 +203,123 @@ func TestTopicTellsWhichAttemptLeftWhatAndWhere(t *testing.T) {
 	require.Equal(t, fmt.Sprintf(`"stranger" in %s at 0@0, by attempt "plain"`, topic.name), a.Unexpected[0].String())
 }
 
+// pick is a record of the output topic as the pipelines write it: an event's id, its
+// order and its sequence.
+func (t topic) pick(partition int32, id, orderID string, sequence int64) *kgo.Record {
+	r := order.Pick(t.name, &kgo.Record{Key: []byte(orderID)}, id, order.Event{OrderID: orderID, Sequence: sequence}, "p-1")
+	r.Partition = partition
+	return r
+}
+
+func (t topic) picks(all ...*kgo.Record) {
+	t.Helper()
+	require.NoError(t, t.plain.ProduceSync(t.Context(), all...).FirstErr())
+}
+
+func (t topic) picksIn(how bool, all ...*kgo.Record) {
+	t.Helper()
+	require.NoError(t, t.inTxn.BeginTransaction())
+	require.NoError(t, t.inTxn.ProduceSync(t.Context(), all...).FirstErr())
+	t.end(how)
+}
+
+func TestTopicOrder(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		fill func(t topic)
+		want lane.Counts
+	}{
+		{
+			name: "nothing",
+			fill: func(topic) {},
+			want: lane.Counts{},
+		},
+		{
+			name: "as they were sent, orders mixed, one lost",
+			fill: func(t topic) {
+				t.picks(t.pick(0, "a1", "A", 1), t.pick(0, "b1", "B", 1), t.pick(0, "b2", "B", 2), t.pick(0, "a3", "A", 3))
+			},
+			want: lane.Counts{Expected: 4, Once: 4},
+		},
+		{
+			name: "a duplicate that comes later is none of it",
+			fill: func(t topic) {
+				t.picks(t.pick(0, "a1", "A", 1), t.pick(0, "a2", "A", 2), t.pick(0, "a1", "A", 1), t.pick(0, "a3", "A", 3))
+			},
+			want: lane.Counts{Expected: 3, Once: 3},
+		},
+		{
+			name: "first effects behind that of a later event",
+			fill: func(t topic) {
+				t.picks(t.pick(0, "a3", "A", 3), t.pick(0, "a1", "A", 1), t.pick(0, "a2", "A", 2), t.pick(0, "a4", "A", 4))
+			},
+			want: lane.Counts{Expected: 4, Once: 2, Reordered: 2},
+		},
+		{
+			name: "a later event of another order, and of another partition",
+			fill: func(t topic) {
+				t.picks(t.pick(0, "b2", "B", 2), t.pick(0, "a2", "A", 2))
+				t.picks(t.pick(1, "a1", "A", 1))
+			},
+			want: lane.Counts{Expected: 3, Once: 3},
+		},
+		{
+			name: "aborted copies were never applied",
+			fill: func(t topic) {
+				t.picksIn(abort, t.pick(0, "a2", "A", 2))
+				t.picksIn(commit, t.pick(0, "a1", "A", 1))
+				t.picksIn(abort, t.pick(0, "a3", "A", 3))
+				t.picksIn(commit, t.pick(0, "a2", "A", 2))
+			},
+			want: lane.Counts{Expected: 2, Once: 2},
+		},
+		{
+			name: "an aborted first copy does not make the second one early",
+			fill: func(t topic) {
+				t.picksIn(abort, t.pick(0, "a1", "A", 1))
+				t.picksIn(commit, t.pick(0, "a2", "A", 2))
+				t.picksIn(commit, t.pick(0, "a1", "A", 1))
+			},
+			want: lane.Counts{Expected: 2, Once: 1, Reordered: 1},
+		},
+		{
+			name: "strangers overtake nobody",
+			fill: func(t topic) {
+				t.picks(t.pick(0, "x9", "A", 9), t.pick(0, "a1", "A", 1))
+			},
+			want: lane.Counts{Expected: 1, Once: 1},
+		},
+		{
+			name: "a record that says no key has no order",
+			fill: func(t topic) {
+				t.picks(t.pick(0, "a1", "A", 1))
+				t.produce(0, "a2")
+			},
+			want: lane.Counts{Expected: 1, Once: 1, Unexpected: 1},
+		},
+		{
+			name: "offsets of two digits",
+			fill: func(t topic) {
+				for n := range int64(12) {
+					t.picks(t.pick(0, fmt.Sprintf("a%d", n+1), "A", n+1))
+				}
+			},
+			want: lane.Counts{Expected: 12, Once: 12},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			topic := newTopic(t, 2)
+			c.fill(topic)
+			var ids []string
+			for n := range 12 {
+				ids = append(ids, fmt.Sprintf("a%d", n+1), fmt.Sprintf("b%d", n+1))
+			}
+			require.Equal(t, c.want, topic.audit(sent(ids...)).Order)
+		})
+	}
+}
+
 // A record without an id header goes by the hash of its bytes; one of a stranger
 // must not disappear.
 func TestTopicTakesTheIdentityRule(t *testing.T) {

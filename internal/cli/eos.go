@@ -16,6 +16,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/kafkatx"
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
+	"github.com/delivered-twice/delivered-twice/internal/trace"
 	"github.com/delivered-twice/delivered-twice/internal/warehouse"
 )
 
@@ -75,7 +76,7 @@ func (p *eosPipeline) run(ctx context.Context) error {
 	if !slices.Contains(kafkatx.Guarantees(), guarantee) {
 		return Usage(fmt.Errorf("--guarantee is %q, must be one of %v", p.guarantee, kafkatx.Guarantees()))
 	}
-	planned, err := plannedFailpoint(kafkatx.Steps(guarantee))
+	hook, err := p.hook(guarantee)
 	if err != nil {
 		return err
 	}
@@ -94,9 +95,7 @@ func (p *eosPipeline) run(ctx context.Context) error {
 		TransactionTimeout:    p.transactionTimeout,
 		SessionTimeout:        p.sessionTimeout,
 		Logger:                p.logger(),
-		Hook: func(_ context.Context, passage kafkatx.Passage) error {
-			return planned.Pass(string(passage.Step))
-		},
+		Hook:                  hook,
 	}
 	switch p.touch {
 	case touchNothing:
@@ -118,6 +117,31 @@ func (p *eosPipeline) run(ctx context.Context) error {
 		return err
 	}
 	return engine.Run(ctx)
+}
+
+// hook returns what happens at every step: it is traced, and then a planned mishap
+// strikes.
+func (p *eosPipeline) hook(guarantee kafkatx.Guarantee) (kafkatx.Hook, error) {
+	planned, err := plannedFailpoint(kafkatx.Steps(guarantee))
+	if err != nil {
+		return nil, err
+	}
+	writer, err := trace.FromEnv(p.attempt)
+	if err != nil {
+		return nil, Usage(err)
+	}
+	return func(_ context.Context, passage kafkatx.Passage) error {
+		if writer != nil {
+			ids := make([]string, len(passage.Records))
+			for i, r := range passage.Records {
+				ids[i] = order.ID(r)
+			}
+			if err := writer.Pass(string(passage.Step), "", ids); err != nil {
+				return err
+			}
+		}
+		return planned.Pass(string(passage.Step))
+	}, nil
 }
 
 // pick turns an event into a pick request.

@@ -158,7 +158,7 @@ func (p *inboxPipeline) openShortcut(ctx context.Context, pool *pgxpool.Pool, ha
 		Guard:       shortcut.Guard(p.guard),
 		Handlers:    handlers,
 		RedisTTL:    p.redisTTL,
-		RedisPrefix: p.group + "/",
+		RedisPrefix: p.input + "/", // not the group: an event is the same event in every group
 		MaxAttempts: p.maxAttempts,
 		Hook:        hook,
 		Logger:      p.logger(),

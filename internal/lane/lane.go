@@ -3,25 +3,13 @@
 package lane
 
 import (
+	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
-)
 
-// Fault is what is done to a lane while it runs.
-type Fault string
-
-const (
-	// NoFault leaves the lane alone.
-	NoFault Fault = "none"
-	// Kill9 sends SIGKILL to instances of the lane at named steps, some of them
-	// between the side effect and the commit, and starts them again.
-	Kill9 Fault = "kill -9"
-	// PublisherDuplicates has the publisher send some events twice: two records with
-	// one event id.
-	PublisherDuplicates Fault = "publisher duplicates"
-	// Kill9AndDuplicates is both.
-	Kill9AndDuplicates Fault = "kill -9 and publisher duplicates"
+	"github.com/agnivade/levenshtein"
 )
 
 // Lane is one way to consume, and exactly one command line.
@@ -30,6 +18,8 @@ type Lane struct {
 	Name string
 	// Short is the name in topics, groups, schemas and attempts: letters and digits.
 	Short string
+	// Says is one line on what it is and what theory says of it.
+	Says string
 	// Program is the folder under cmd/ of the program that runs it.
 	Program string
 	// Args are the flags that make the program this lane; addresses, topics and
@@ -39,16 +29,57 @@ type Lane struct {
 	Scopes []Scope
 	// Steps are those that the program passes, in their order.
 	Steps []string
-	// Exposed are the steps behind a side effect and before the commit that was to
-	// cover it: a death there must show.
+	// Exposed are the steps behind a side effect and before what was to cover it: a
+	// death there must show.
 	Exposed []string
+	// Pauses are the steps at which a member that stops for a while does harm, if it
+	// does any: nothing that another member would wait for is held there.
+	Pauses []string
 	// Passings is about how often a step is passed in half a second of a usual run:
 	// it spreads kills over the run.
 	Passings int
-	// Claims has one claim for each of Scopes under each fault that the lane is
-	// run with.
-	Claims map[Fault]map[Scope]Claim
+	// Progress is where the lane keeps how far it is.
+	Progress Progress
+	// Transactional says that it produces in Kafka transactions.
+	Transactional bool
+	// Forgets says what it keeps of an event that is done, and what is removed some
+	// day; "" where it keeps nothing that is.
+	Forgets Memory
+	// Claims has one entry for each of Scopes.
+	Claims map[Scope]Claims
 }
+
+// Progress is where a lane keeps how far it is.
+type Progress string
+
+const (
+	// GroupOffsets are the offsets of a consumer group.
+	GroupOffsets Progress = "group offsets"
+	// StoredOffsets are offsets in the database of the work.
+	StoredOffsets Progress = "stored offsets"
+	// SharedRecords are the states of records in a share group (KIP-932).
+	SharedRecords Progress = "shared records"
+)
+
+// Memory is what a lane keeps of an event that is done until it is purged.
+type Memory string
+
+const (
+	// InboxRows are purged by age.
+	InboxRows Memory = "inbox rows"
+	// RedisKeys expire.
+	RedisKeys Memory = "redis keys"
+)
+
+// Claims is what is claimed in one scope.
+type Claims struct {
+	// Always is claimed under every fault that Under does not name.
+	Always Claim
+	Under  map[Fault]Claim
+}
+
+// Writes says whether the lane has effects in a scope.
+func (l Lane) Writes(s Scope) bool { return slices.Contains(l.Scopes, s) }
 
 // names turns steps of an engine into their names.
 func names[S ~string](steps ...S) []string {
@@ -68,21 +99,56 @@ func (l Lane) Command() string {
 // Claim returns what is claimed of the lane in a scope under a fault, and whether
 // anything is.
 func (l Lane) Claim(f Fault, s Scope) (Claim, bool) {
-	c, claimed := l.Claims[f][s]
-	return c, claimed
+	c, claimed := l.Claims[s]
+	if under, special := c.Under[f]; special {
+		return under, true
+	}
+	return c.Always, claimed
 }
 
-// Find returns the lane of that name.
+// MustShow says whether the lane exists to show what a fault does to it.
+func (l Lane) MustShow(f Fault) bool {
+	return slices.ContainsFunc(l.Scopes, func(s Scope) bool {
+		c, _ := l.Claim(f, s)
+		return c.MustShow
+	})
+}
+
+// Slug is the name as a command line takes it: without blanks.
+func (l Lane) Slug() string { return Slug(l.Name) }
+
+var notSlug = regexp.MustCompile(`[^a-z0-9]+`)
+
+// Slug turns the name of a lane or a fault into lower-case words with hyphens
+// between.
+func Slug(name string) string {
+	return strings.Trim(notSlug.ReplaceAllString(strings.ToLower(name), "-"), "-")
+}
+
+// Find returns the lane of that name or slug. The error names the nearest.
 func Find(name string) (Lane, error) {
-	var names []string
+	var slugs []string
 	for _, l := range catalogue {
-		if l.Name == name {
+		if l.Name == name || l.Slug() == Slug(name) {
 			return l, nil
 		}
-		names = append(names, l.Name)
+		slugs = append(slugs, l.Slug())
 	}
-	return Lane{}, fmt.Errorf("there is no lane %q; there are: %s", name, strings.Join(names, ", "))
+	return Lane{}, fmt.Errorf("there is no lane %q; the nearest: %s", name, strings.Join(Nearest(name, slugs), ", "))
+}
+
+// Nearest returns the three names that take the fewest edits to become name.
+func Nearest(name string, names []string) []string {
+	byDistance := slices.Clone(names)
+	slices.SortStableFunc(byDistance, func(a, b string) int {
+		return cmp.Compare(levenshtein.ComputeDistance(Slug(name), a), levenshtein.ComputeDistance(Slug(name), b))
+	})
+	return byDistance[:min(3, len(byDistance))]
 }
 
 // All returns every lane, in the order in which they are shown.
 func All() []Lane { return slices.Clone(catalogue) }
+
+// Headline returns the lanes that a run without a choice compares: the same effects
+// attempted by each of the two answers.
+func Headline() []Lane { return []Lane{eosPostgres, inboxDirectProduce} }

@@ -1,6 +1,8 @@
 package lane_test
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -71,24 +73,31 @@ func TestCountsAddUp(t *testing.T) {
 
 // What the catalogue must be like for a report on any of its lanes to make sense.
 func TestCatalogue(t *testing.T) {
-	names := map[string]bool{}
+	taken := map[string]bool{}
 	for _, l := range lane.All() {
 		t.Run(l.Name, func(t *testing.T) {
-			require.False(t, names[l.Name], "the name is taken")
-			names[l.Name] = true
+			for _, name := range []string{l.Name, l.Short, l.Slug()} {
+				require.False(t, taken[name], "the name %q is taken", name)
+			}
+			taken[l.Name], taken[l.Short], taken[l.Slug()] = true, true, true
+			require.Regexp(t, `^[a-z0-9]+$`, l.Short)
+			require.NotEmpty(t, l.Says)
+			require.NotEmpty(t, l.Progress)
 			require.NotEmpty(t, l.Scopes)
-			require.Contains(t, l.Claims, lane.NoFault)
-			for f, claims := range l.Claims {
-				require.Len(t, claims, len(l.Scopes), "under %s", f)
-				for _, s := range l.Scopes {
-					c, claimed := l.Claim(f, s)
-					require.True(t, claimed, "under %s in %s", f, s)
+			require.Len(t, l.Claims, len(l.Scopes), "a claim for each scope, and no other")
+			for _, step := range slices.Concat(l.Exposed, l.Pauses) {
+				plain, _, _ := strings.Cut(step, "@")
+				require.Contains(t, l.Steps, plain)
+			}
+			for _, s := range l.Scopes {
+				claims := l.Claims[s]
+				require.NotEmpty(t, claims.Always.Why, "in %s", s)
+				for f, c := range claims.Under {
 					require.NotEmpty(t, c.Why, "under %s in %s", f, s)
 					require.False(t, c.MustShow && c.Says == lane.ClaimsOnce, "once has nothing to show")
-					if f == lane.NoFault {
-						require.Equal(t, lane.ClaimsOnce, c.Says, "in %s", s)
-					}
 				}
+				quiet, _ := l.Claim(lane.NoFault, s)
+				require.False(t, quiet.MustShow, "nothing has to go wrong where nothing is done")
 			}
 		})
 	}
@@ -127,7 +136,10 @@ func TestCommand(t *testing.T) {
 	require.Equal(t, "go run ./cmd/inbox-pipeline --guard=inbox --publish=direct", l.Command())
 }
 
-func TestFindNamesTheLanesThereAre(t *testing.T) {
-	_, err := lane.Find("outbox")
-	require.EqualError(t, err, `there is no lane "outbox"; there are: eos + postgres, inbox + direct produce`)
+func TestFind(t *testing.T) {
+	_, err := lane.Find("inbx")
+	require.ErrorContains(t, err, `there is no lane "inbx"; the nearest: inbox,`)
+	l, err := lane.Find("inbox-async-commit-gated")
+	require.NoError(t, err)
+	require.Equal(t, "inbox, async commit, gated", l.Name)
 }

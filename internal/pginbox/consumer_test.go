@@ -111,6 +111,15 @@ func (s *stream) lag() (lag int64) {
 	return lag
 }
 
+// members is how many the group has; -1 while they change.
+func (s *stream) members() int {
+	described, err := s.admin.DescribeGroups(s.t.Context(), s.group)
+	if err != nil || described[s.group].State != "Stable" {
+		return -1
+	}
+	return len(described[s.group].Members)
+}
+
 // running is a consumer at work.
 type running struct {
 	t    *testing.T
@@ -344,13 +353,6 @@ func TestAnotherProcessJoinsAsTheSameInstance(t *testing.T) {
 func TestMembersComeAndGo(t *testing.T) {
 	db, s := newDatabase(t), newStream(t, 4)
 	in := db.inbox(pginbox.Options{Handlers: []pginbox.Handler{worker("warehouse")}})
-	members := func() int {
-		described, err := s.admin.DescribeGroups(t.Context(), s.group)
-		if err != nil || described[s.group].State != "Stable" {
-			return -1
-		}
-		return len(described[s.group].Members)
-	}
 	a := start(t, s.options(in))
 	ids := numbered(600)
 	for round := range 3 {
@@ -358,11 +360,11 @@ func TestMembersComeAndGo(t *testing.T) {
 		o := s.options(in)
 		o.InstanceID = "" // leaves when it stops
 		b := start(t, o)
-		require.Eventually(t, func() bool { return members() == 2 }, patience, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return s.members() == 2 }, patience, 5*time.Millisecond)
 		s.send(ids[round*200+100 : round*200+200]...)
 		s.awaitAcknowledged()
 		b.end()
-		require.Eventually(t, func() bool { return members() == 1 }, patience, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return s.members() == 1 }, patience, 5*time.Millisecond)
 	}
 	a.end()
 	require.ElementsMatch(t, ids, db.done("warehouse"))
@@ -389,6 +391,15 @@ func TestConsumerOptions(t *testing.T) {
 		"nothing processes the records":          func(o *pginbox.ConsumerOptions) { o.Process = nil },
 		"batch size is -1":                       func(o *pginbox.ConsumerOptions) { o.BatchSize = -1 },
 		"must be positive":                       func(o *pginbox.ConsumerOptions) { o.StopGrace = -1 },
+		"AcknowledgeFirst and AcknowledgeAfterFlush: a batch is acknowledged either before": func(o *pginbox.ConsumerOptions) {
+			o.AcknowledgeFirst, o.AcknowledgeAfterFlush = true, &pgxpool.Pool{}
+		},
+		"AcknowledgeFirst and Resume: stored offsets would bring back": func(o *pginbox.ConsumerOptions) {
+			o.AcknowledgeFirst, o.Resume = true, (&pginbox.Inbox{}).Resume
+		},
+		"AcknowledgeAfterFlush and Resume: stored offsets are lost with the work": func(o *pginbox.ConsumerOptions) {
+			o.AcknowledgeAfterFlush, o.Resume = &pgxpool.Pool{}, (&pginbox.Inbox{}).Resume
+		},
 	} {
 		o := complete
 		change(&o)
@@ -416,7 +427,7 @@ func mortalMain(args []string) int {
 }
 
 func consumeUntilKilled(ctx context.Context, args []string) error {
-	brokers, databaseURL, topic, group, step := args[0], args[1], args[2], args[3], pginbox.Step(args[4])
+	brokers, databaseURL, topic, group, step, remember := args[0], args[1], args[2], args[3], pginbox.Step(args[4]), pginbox.Remember(args[6])
 	passing, err := strconv.Atoi(args[5])
 	if err != nil {
 		return err
@@ -434,11 +445,11 @@ func consumeUntilKilled(ctx context.Context, args []string) error {
 		}
 		return nil
 	}
-	in, err := pginbox.New(pool, pginbox.Options{Handlers: []pginbox.Handler{worker("warehouse"), worker("loyalty")}, Hook: hook})
+	in, err := pginbox.New(pool, pginbox.Options{Remember: remember, Handlers: []pginbox.Handler{worker("warehouse"), worker("loyalty")}, Hook: hook})
 	if err != nil {
 		return err
 	}
-	consumer, err := pginbox.NewConsumer(pginbox.ConsumerOptions{
+	o := pginbox.ConsumerOptions{
 		Client:     []kgo.Opt{kgo.SeedBrokers(strings.Split(brokers, ",")...)},
 		Group:      group,
 		Topics:     []string{topic},
@@ -447,7 +458,11 @@ func consumeUntilKilled(ctx context.Context, args []string) error {
 		Identify:   identify,
 		Process:    in.Process,
 		Hook:       hook,
-	})
+	}
+	if remember != pginbox.RememberIDs {
+		o.Resume = in.Resume
+	}
+	consumer, err := pginbox.NewConsumer(o)
 	if err != nil {
 		return err
 	}
@@ -455,30 +470,32 @@ func consumeUntilKilled(ctx context.Context, args []string) error {
 }
 
 func TestKilledAtEveryStep(t *testing.T) {
-	for _, step := range pginbox.Steps() {
-		t.Run(string(step), func(t *testing.T) {
-			db, s := newDatabase(t), newStream(t, 2)
-			ids := numbered(300)
-			s.send(ids...)
-			begin := func(passing int) *process.Cmd {
-				cmd := process.Command(mortal, strings.Join(sandboxtest.Brokers(t), ","), db.url, s.topic, s.group, string(step), strconv.Itoa(passing))
-				cmd.Stderr = t.Output()
-				require.NoError(t, cmd.Start())
-				return cmd
-			}
-			for _, passing := range []int{1, 3, 2} {
-				err := begin(passing).Wait()
-				var exit *exec.ExitError
-				require.ErrorAs(t, err, &exit)
-				require.Equal(t, syscall.SIGKILL, exit.Sys().(syscall.WaitStatus).Signal())
-			}
-			last := begin(0) // never
-			s.awaitAcknowledged()
-			require.NoError(t, last.Process.Signal(syscall.SIGTERM))
-			require.NoError(t, last.Wait())
-			require.ElementsMatch(t, ids, db.done("warehouse"))
-			require.ElementsMatch(t, ids, db.done("loyalty"))
-			require.Empty(t, db.letters())
-		})
+	for _, remember := range []pginbox.Remember{pginbox.RememberIDs, pginbox.RememberOffsets} {
+		for _, step := range pginbox.Steps() {
+			t.Run(fmt.Sprintf("remembers %s, at %s", remember, step), func(t *testing.T) {
+				db, s := newDatabase(t), newStream(t, 2)
+				ids := numbered(300)
+				s.send(ids...)
+				begin := func(passing int) *process.Cmd {
+					cmd := process.Command(mortal, strings.Join(sandboxtest.Brokers(t), ","), db.url, s.topic, s.group, string(step), strconv.Itoa(passing), string(remember))
+					cmd.Stderr = t.Output()
+					require.NoError(t, cmd.Start())
+					return cmd
+				}
+				for _, passing := range []int{1, 3, 2} {
+					err := begin(passing).Wait()
+					var exit *exec.ExitError
+					require.ErrorAs(t, err, &exit)
+					require.Equal(t, syscall.SIGKILL, exit.Sys().(syscall.WaitStatus).Signal())
+				}
+				last := begin(0) // never
+				s.awaitAcknowledged()
+				require.NoError(t, last.Process.Signal(syscall.SIGTERM))
+				require.NoError(t, last.Wait())
+				require.ElementsMatch(t, ids, db.done("warehouse"))
+				require.ElementsMatch(t, ids, db.done("loyalty"))
+				require.Empty(t, db.letters())
+			})
+		}
 	}
 }

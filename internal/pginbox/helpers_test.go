@@ -49,7 +49,12 @@ type database struct {
 
 func newDatabase(t *testing.T, adjust ...func(*pgxpool.Config)) *database {
 	t.Helper()
-	db := &database{t: t, url: sandboxtest.Database(t), name: sandboxtest.Name(t), log: &journal{t: t}}
+	return newDatabaseAt(t, sandboxtest.Database(t), adjust...)
+}
+
+func newDatabaseAt(t *testing.T, url string, adjust ...func(*pgxpool.Config)) *database {
+	t.Helper()
+	db := &database{t: t, url: url, name: sandboxtest.Name(t), log: &journal{t: t}}
 	require.NoError(t, pginbox.Migrate(t.Context(), db.url))
 	db.own = db.connect()
 	db.exec(`CREATE TABLE work (id bigint GENERATED ALWAYS AS IDENTITY, handler text NOT NULL, event bytea NOT NULL)`)
@@ -185,7 +190,7 @@ func (db *database) awaitWaiting(n int) {
 }
 
 func event(id string) pginbox.Event {
-	return pginbox.Event{ID: id, Record: &kgo.Record{Topic: "orders.paid", Partition: 2, Offset: 7, Key: []byte("ord_1"), Value: []byte(`{"id":"` + id + `"}`)}}
+	return pginbox.Event{ID: id, Record: &kgo.Record{Topic: topic, Partition: 2, Offset: 7, Key: []byte("ord_1"), Value: []byte(`{"id":"` + id + `"}`)}}
 }
 
 func events(ids ...string) []pginbox.Event {
@@ -194,6 +199,41 @@ func events(ids ...string) []pginbox.Event {
 		all[i] = event(id)
 	}
 	return all
+}
+
+const topic = "orders.paid"
+
+// sequence returns events whose records follow each other in one partition.
+func sequence(from int64, ids ...string) []pginbox.Event {
+	all := events(ids...)
+	for i, e := range all {
+		e.Record.Offset = from + int64(i)
+	}
+	return all
+}
+
+var (
+	allRemember     = []pginbox.Remember{pginbox.RememberIDs, pginbox.RememberOffsets, pginbox.RememberBoth}
+	rememberOffsets = []pginbox.Remember{pginbox.RememberOffsets, pginbox.RememberBoth}
+)
+
+// claim resumes the partition of sequence, where offsets are remembered, and returns
+// the offset to begin with.
+func claim(t *testing.T, in *pginbox.Inbox) int64 {
+	t.Helper()
+	starts, err := in.Resume(within(t), map[string][]int32{topic: {2}})
+	require.NoError(t, err)
+	require.Len(t, starts, 1)
+	require.Len(t, starts[topic], 1)
+	return starts[topic][2]
+}
+
+// stored returns the stored offset of a handler in the partition of sequence.
+func (db *database) stored(handler string) (next int64) {
+	db.t.Helper()
+	require.NoError(db.t, db.own.QueryRow(db.t.Context(),
+		`SELECT next_offset FROM stored_offsets WHERE handler = $1 AND topic = $2 AND partition = 2`, handler, topic).Scan(&next))
+	return next
 }
 
 // numbered returns the ids evt_000, evt_001, …

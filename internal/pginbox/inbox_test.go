@@ -248,6 +248,7 @@ func TestOptions(t *testing.T) {
 		"is not valid UTF-8":              {Handlers: []pginbox.Handler{worker("a\xff")}},
 		`unknown kind of keys "uuid"`:     {Handlers: []pginbox.Handler{h}, Keys: "uuid"},
 		`unknown isolation level "dirty"`: {Handlers: []pginbox.Handler{h}, Isolation: "dirty"},
+		`unknown kind of memory "all"`:    {Handlers: []pginbox.Handler{h}, Remember: "all"},
 		"at most -1 attempts":             {Handlers: []pginbox.Handler{h}, MaxAttempts: -1},
 		"retry backoff is -1s":            {Handlers: []pginbox.Handler{h}, RetryBackoff: -time.Second},
 	} {

@@ -165,8 +165,9 @@ func (c *ShareConsumer) run(ctx context.Context) error {
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(c.options.StopGrace, cancel) })()
 
+	polling := &member{Consumer: c.member, client: client}
 	for ctx.Err() == nil {
-		events, err := (&member{Consumer: c.member, client: client}).poll(ctx)
+		events, err := polling.poll(ctx)
 		if err == nil && len(events) > 0 {
 			err = c.deliver(work, client, events)
 		}

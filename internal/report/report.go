@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/delivered-twice/delivered-twice/internal/audit"
@@ -62,6 +63,18 @@ type Result struct {
 	Fault lane.Fault `json:"fault"`
 	// Command gives the same lane by hand.
 	Command string `json:"command"`
+	// Seed gives the same events and strikes again, and Repeat is the command that
+	// does, for this lane and this fault alone.
+	Seed   uint64 `json:"seed,omitempty"`
+	Repeat string `json:"repeat,omitempty"`
+	// NotApplicable says why the fault cannot be done to the lane; "" where it can.
+	// Nothing was run then, and there are no scopes.
+	NotApplicable string `json:"not_applicable,omitempty"`
+	// Failure says why the cell could not be carried through, or what went wrong that
+	// no scope shows; "" where all went well.
+	Failure string `json:"failure,omitempty"`
+	// Folder is where the logs and traces are that were kept; "" where none were.
+	Folder string `json:"folder,omitempty"`
 	// Events is how many distinct events were sent.
 	Events int `json:"events"`
 	// Injections is how often the fault struck.
@@ -90,7 +103,8 @@ type Scope struct {
 }
 
 // Judge holds the counts of a lane's scopes against what it claims under a fault.
-// Each of the lane's scopes must have been counted.
+// Each of the lane's scopes must have been counted, but those to which the fault is
+// not applicable: they are left out of the result.
 func Judge(l lane.Lane, f lane.Fault, counted map[lane.Scope]lane.Counts) (map[lane.Scope]Scope, error) {
 	judged := make(map[lane.Scope]Scope, len(l.Scopes))
 	for _, s := range l.Scopes {
@@ -99,6 +113,8 @@ func Judge(l lane.Lane, f lane.Fault, counted map[lane.Scope]lane.Counts) (map[l
 		switch {
 		case !claimed:
 			return nil, fmt.Errorf("lane %q claims nothing of %s under %q: write its claim down before it is run", l.Name, s, f)
+		case claim.Says == lane.NotApplicable:
+			continue
 		case !hasCounts:
 			return nil, fmt.Errorf("lane %q writes %s, but nobody audited it", l.Name, s)
 		}
@@ -109,11 +125,18 @@ func Judge(l lane.Lane, f lane.Fault, counted map[lane.Scope]lane.Counts) (map[l
 
 // Held says whether every claim was.
 func (r Report) Held() bool {
-	for _, result := range r.Results {
-		for _, s := range result.Scopes {
-			if !s.Held {
-				return false
-			}
+	return !slices.ContainsFunc(r.Results, func(result Result) bool { return !result.Held() })
+}
+
+// Held says whether every claim of the lane under the fault was, and nothing else went
+// wrong.
+func (r Result) Held() bool {
+	if r.Failure != "" {
+		return false
+	}
+	for _, s := range r.Scopes {
+		if !s.Held {
+			return false
 		}
 	}
 	return true
@@ -176,6 +199,10 @@ func (r Report) published() Report {
 	for i := range r.Results {
 		result := &r.Results[i]
 		result.Command = redact(result.Command)
+		result.Repeat = redact(result.Repeat)
+		if result.Scopes == nil {
+			result.Scopes = map[lane.Scope]Scope{}
+		}
 		result.Throughput = tenth(result.Throughput)
 		result.RecoveryMS = tenths(result.RecoveryMS)
 		result.WallS = tenth(result.WallS)

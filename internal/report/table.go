@@ -31,18 +31,17 @@ var english = message.NewPrinter(language.English)
 // is set.
 func (r Report) Table(w io.Writer) error {
 	r = r.published()
-	f, isFile := w.(*os.File)
-	p := painter(isFile && term.IsTerminal(int(f.Fd())))
+	p := painterOf(w)
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s\n\n%s\n\n", r.grid(p), r.costs())
 	for _, result := range r.Results {
 		for _, s := range slices.Sorted(maps.Keys(result.Scopes)) {
-			b.WriteString(wrap(result.verdict(p, s)))
+			b.WriteString(wrap(result.verdict(p, s, ""), width))
 		}
 	}
 	b.WriteString("\n")
 	for _, remark := range r.remarks() {
-		b.WriteString(wrap(remark))
+		b.WriteString(wrap(remark, width))
 	}
 	if _, err := w.Write(b.Bytes()); err != nil {
 		return fmt.Errorf("write the table: %w", err)
@@ -52,6 +51,12 @@ func (r Report) Table(w io.Writer) error {
 
 // painter colours text, or leaves it as it is.
 type painter bool
+
+// painterOf colours where w is a terminal.
+func painterOf(w io.Writer) painter {
+	f, isFile := w.(*os.File)
+	return painter(isFile && term.IsTerminal(int(f.Fd())))
+}
 
 func (p painter) paint(s string, colours ...text.Color) string {
 	if !p {
@@ -78,8 +83,14 @@ func (p painter) count(n int, held bool) string {
 }
 
 func (r Report) grid(p painter) string {
-	t := newTable("approach", "scope", "expected", "once", "lost", "duplicated", "aborted-\nvisible", "claim")
-	setColumns(t, 3, 7)
+	header := []any{"approach", "scope", "expected", "once", "lost", "duplicated", "aborted-\nvisible", "claim"}
+	approachWidth, ordered := longName, r.watchesOrder()
+	if ordered {
+		header = []any{"approach", "scope", "expected", "once", "lost", "dupli-\ncated", "aborted-\nvisible", "re-\nordered", "claim"}
+		approachWidth = 18 // or the further column would make it too wide
+	}
+	t := newTable(header...)
+	setColumns(t, approachWidth, 3, len(header)-1)
 	for i, result := range r.Results {
 		if i > 0 {
 			t.AppendSeparator()
@@ -99,16 +110,28 @@ func (r Report) grid(p painter) string {
 			if !s.Held {
 				claim = p.loud("BROKEN")
 			}
-			t.AppendRow(table.Row{first, scope, english.Sprint(s.Expected), english.Sprint(s.Once),
-				p.count(s.Lost, s.Held), p.count(s.Duplicated, s.Held), p.count(s.AbortedVisible, s.Held), claim})
+			cells := table.Row{first, scope, english.Sprint(s.Expected), english.Sprint(s.Once),
+				p.count(s.Lost, s.Held), p.count(s.Duplicated, s.Held), p.count(s.AbortedVisible, s.Held)}
+			if ordered {
+				cells = append(cells, p.count(s.Reordered, s.Held))
+			}
+			t.AppendRow(append(cells, claim))
 		}
 	}
 	return render(t)
 }
 
+// watchesOrder says whether the order of effects was audited anywhere.
+func (r Report) watchesOrder() bool {
+	return slices.ContainsFunc(r.Results, func(result Result) bool {
+		_, watched := result.Scopes[lane.Order]
+		return watched
+	})
+}
+
 func (r Report) costs() string {
 	t := newTable("approach", "events/s", "p50 ms", "p99 ms", "max ms", "recovery ms", "kills")
-	setColumns(t, 2, 7)
+	setColumns(t, longName, 2, 7)
 	for _, result := range r.Results {
 		latency := []any{notAvailable, notAvailable, notAvailable}
 		if l := result.LatencyMS; l != nil {
@@ -144,10 +167,10 @@ func (r Report) kills(of string) string {
 	return english.Sprintf("%d of %d", fired, planned)
 }
 
-// verdict is one sentence on one cell of the grid.
-func (r Result) verdict(p painter, scope lane.Scope) string {
+// verdict is one sentence on what was seen in a scope, under whatever is said.
+func (r Result) verdict(p painter, scope lane.Scope, under string) string {
 	s := r.Scopes[scope]
-	cell := fmt.Sprintf("%s / %s", r.Lane, scope)
+	cell := fmt.Sprintf("%s / %s%s", r.Lane, scope, under)
 	found := phrase(s.Counts)
 	if s.Unexpected > 0 && len(r.Unexpected) > 0 {
 		found += fmt.Sprintf(" (such as %s)", r.Unexpected[0])
@@ -163,7 +186,10 @@ func (r Result) verdict(p painter, scope lane.Scope) string {
 		return cell + ": " + found + because
 	}
 	claimed := fmt.Sprintf("the claim was %q", s.Claim)
-	if claim.MustShow {
+	switch {
+	case claim.Shows != 0:
+		claimed += fmt.Sprintf(", of which %q had to show", claim.Shows)
+	case claim.MustShow:
 		claimed += " and had to show"
 	}
 	return fmt.Sprintf("%s %s: %s; %s%s", p.loud("BROKEN"), cell, found, claimed, because)
@@ -191,14 +217,20 @@ func phrase(n lane.Counts) string {
 	return strings.Join(parts, ", ")
 }
 
-// remarks are what a reader must know to take the figures for what they are.
-func (r Report) remarks() []string {
+// environment says what the figures were measured on.
+func (r Report) environment() []string {
 	e := r.Environment
 	remarks := []string{fmt.Sprintf("Measured on %s, PostgreSQL %s, %s, %d CPUs; seed %d; started %s.",
 		e.Kafka, e.Postgres, e.Go, e.CPUs, e.Seed, e.StartedAt.UTC().Format(time.DateTime+" MST"))}
 	if strings.HasPrefix(e.Kafka, "kfake") {
 		remarks = append(remarks, "kfake imitates a Kafka broker: what it shows should be seen on Apache Kafka too before it is believed.")
 	}
+	return remarks
+}
+
+// remarks are what a reader must know to take the figures for what they are.
+func (r Report) remarks() []string {
+	remarks := r.environment()
 	for _, result := range r.Results {
 		if result.LatencyMS == nil {
 			remarks = append(remarks, result.Lane+": no latency, as the service keeps no time of its commits "+
@@ -234,19 +266,22 @@ func render(t table.Writer) string {
 	return strings.ReplaceAll(t.Render(), strings.Repeat(rule, len(padding))+"\n", "\n")
 }
 
+// longName is how wide the name of an approach may usually be.
+const longName = 24
+
 // setColumns puts the figures of columns first to last under one another, and
 // keeps a long name from making the table wider than it may be.
-func setColumns(t table.Writer, first, last int) {
-	columns := []table.ColumnConfig{{Number: 1, WidthMax: 24, WidthMaxEnforcer: text.WrapSoft}}
+func setColumns(t table.Writer, nameWidth, first, last int) {
+	columns := []table.ColumnConfig{{Number: 1, WidthMax: nameWidth, WidthMaxEnforcer: text.WrapSoft}}
 	for n := first; n <= last; n++ {
 		columns = append(columns, table.ColumnConfig{Number: n, Align: text.AlignRight, AlignHeader: text.AlignRight})
 	}
 	t.SetColumnConfigs(columns)
 }
 
-// wrap breaks a sentence into lines, all but the first indented, and closes it
-// with a newline.
-func wrap(sentence string) string {
+// wrap breaks a sentence into lines of that width, all but the first indented, and
+// closes it with a newline.
+func wrap(sentence string, width int) string {
 	const indent = "  "
 	var b strings.Builder
 	for i, line := range strings.Split(text.WrapSoft(sentence, width-len(indent)), "\n") {

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -15,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
@@ -22,26 +22,39 @@ import (
 
 // postgresMain is the role of the throwaway PostgreSQL cluster.
 func postgresMain(ctx context.Context, _ []string) int {
-	return host(ctx, "postgres", func(ctx context.Context, dir string) (announcement, stop, error) {
-		c := cluster{dir: dir, binaries: localBinaries(), password: rand.Text()}
-		if c.binaries == "" {
-			c.binaries, c.download = filepath.Join(dir, "binaries"), true
+	return host(ctx, "postgres", func(ctx context.Context, dir string) (service, error) {
+		if err := isolate(); err != nil {
+			return service{}, err
+		}
+		binaries := localBinaries()
+		if binaries == "" {
 			var err error
-			if c.cache, err = downloadCache(); err != nil {
-				return announcement{}, nil, err
+			if binaries, err = download(ctx, dir); err != nil {
+				return service{}, fmt.Errorf("no PostgreSQL is installed here, and a download did not work: %w; install PostgreSQL, or give the address of one", err)
 			}
 		}
-		if err := isolate(dir); err != nil {
-			return announcement{}, nil, err
+		c := cluster{dir: dir, binaries: binaries, password: rand.Text()}
+		if err := c.initialize(ctx); err != nil {
+			return service{}, err
 		}
-		return c.start(ctx)
+		pg, err := c.start(ctx)
+		if err != nil {
+			return service{}, err
+		}
+		return service{
+			announcement: announcement{Address: pg.url, Nodes: []int{postgresNode}},
+			servers:      map[int]server{postgresNode: pg},
+			end:          pg.end,
+		}, nil
 	})
 }
 
+// postgresNode stands for the cluster's only server.
+const postgresNode = 0
+
 // isolate makes the process deaf to the PostgreSQL settings of the user's
-// environment (PGDATA, PGOPTIONS, …), and sends whatever the libraries leave in
-// the folder for temporary files to dir.
-func isolate(dir string) error {
+// environment (PGDATA, PGOPTIONS, …).
+func isolate() error {
 	for _, variable := range os.Environ() {
 		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "PG") {
 			if err := os.Unsetenv(name); err != nil {
@@ -49,102 +62,102 @@ func isolate(dir string) error {
 			}
 		}
 	}
-	// On macOS the server refuses to start without a valid locale in the
-	// environment; C also keeps messages in the language we look for.
-	return errors.Join(os.Setenv("LC_ALL", "C"), os.Setenv("TMPDIR", dir))
+	// On macOS the server refuses to start without a valid locale in the environment.
+	return os.Setenv("LC_ALL", "C")
 }
 
 // cluster is a throwaway PostgreSQL cluster.
 type cluster struct {
 	dir      string // everything it writes is in here
 	binaries string // the folder that holds bin/postgres
-	download bool   // whether binaries is still to be filled
-	cache    string // where a download is kept
 	password string
 }
 
-// attempts bounds how often a cluster is started on another port. A port that was
-// free a moment ago can be taken when the server gets to it.
-const attempts = 5
+func (c cluster) binary(name string) string { return filepath.Join(c.binaries, "bin", name) }
+func (c cluster) data() string              { return filepath.Join(c.dir, "data") }
 
-func (c cluster) start(ctx context.Context) (announcement, stop, error) {
-	for attempt := 1; ; attempt++ {
-		port, err := freePort()
-		if err != nil {
-			return announcement{}, nil, err
-		}
-		database := embeddedpostgres.NewDatabase(c.config(port))
-		err = c.startDatabase(ctx, database)
-		if err == nil {
-			return announcement{Address: c.url(port)}, database.Stop, nil
-		}
-		if taken := strings.Contains(err.Error(), "already listening on port") ||
-			strings.Contains(err.Error(), "Address already in use"); !taken || attempt == attempts || ctx.Err() != nil {
-			return announcement{}, nil, err
-		}
+// initialize fills the data folder. It need not outlive a crash of the machine, so
+// nothing is synced.
+func (c cluster) initialize(ctx context.Context) error {
+	password := filepath.Join(c.dir, "password")
+	if err := os.WriteFile(password, []byte(c.password), 0o600); err != nil {
+		return err
 	}
+	initdb := exec.CommandContext(ctx, c.binary("initdb"), "-D", c.data(), "-U", "postgres", "--pwfile", password,
+		"-A", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync")
+	initdb.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it starts servers, which must end with it
+	initdb.Cancel = func() error { return syscall.Kill(-initdb.Process.Pid, syscall.SIGKILL) }
+	messages, err := initdb.CombinedOutput()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("initdb: %w: %s", err, messages)
+	}
+	return os.Remove(password)
 }
 
-func (c cluster) config(port uint32) embeddedpostgres.Config {
-	return embeddedpostgres.DefaultConfig().
-		Port(port).
-		Password(c.password).
-		Locale("C").
-		Encoding("UTF8").
-		BinariesPath(c.binaries).
-		CachePath(c.cache).
-		RuntimePath(filepath.Join(c.dir, "runtime")).
-		DataPath(filepath.Join(c.dir, "data")).
-		StartTimeout(time.Minute).
-		Logger(os.Stderr).
-		StartParameters(map[string]string{
-			"listen_addresses":        "127.0.0.1",
-			"unix_socket_directories": "",
-			"fsync":                   "on",
-			"track_commit_timestamp":  "on",
-			"max_connections":         "200",
-		})
+func (c cluster) start(ctx context.Context) (pg *postgresServer, err error) {
+	err = onFreePort(ctx, func(port int) error {
+		pg = &postgresServer{binary: c.binary("postgres"), data: c.data(), port: port, url: c.url(port)}
+		return pg.start(ctx)
+	})
+	return pg, err
 }
 
-func (c cluster) url(port uint32) string {
+func (c cluster) url(port int) string {
 	u := url.URL{
 		Scheme:   "postgres",
 		User:     url.UserPassword("postgres", c.password),
-		Host:     net.JoinHostPort("127.0.0.1", strconv.FormatUint(uint64(port), 10)),
+		Host:     loopback(port),
 		Path:     "/postgres",
 		RawQuery: "sslmode=disable",
 	}
 	return u.String()
 }
 
-// startDatabase starts the database, which cannot be interrupted, and stops it
-// again if ctx ended meanwhile.
-func (c cluster) startDatabase(ctx context.Context, database *embeddedpostgres.EmbeddedPostgres) error {
+// download puts PostgreSQL's binaries into a folder in dir, and returns that. The
+// library that does so goes on to start a server, and cannot be interrupted.
+func download(ctx context.Context, dir string) (string, error) {
+	cache, err := downloadCache()
+	if err != nil {
+		return "", err
+	}
+	// Whatever the library leaves in the folder for temporary files is to go with dir.
+	if err := os.Setenv("TMPDIR", dir); err != nil {
+		return "", err
+	}
+	port, err := freePort()
+	if err != nil {
+		return "", err
+	}
+	binaries := filepath.Join(dir, "binaries")
+	database := embeddedpostgres.NewDatabase(embeddedpostgres.DefaultConfig().
+		Port(uint32(port)).
+		BinariesPath(binaries).
+		CachePath(cache).
+		RuntimePath(filepath.Join(dir, "trial", "runtime")).
+		DataPath(filepath.Join(dir, "trial", "data")).
+		StartTimeout(time.Minute).
+		StartParameters(map[string]string{"listen_addresses": "127.0.0.1", "unix_socket_directories": ""}).
+		Logger(os.Stderr))
 	started := make(chan error, 1)
 	go func() { started <- database.Start() }()
 	select {
 	case err := <-started:
-		if err != nil && c.download {
-			return fmt.Errorf("no PostgreSQL is installed here, and a download did not work: %w; install PostgreSQL, or give the address of one", err)
+		if err != nil {
+			return "", err
 		}
-		return err
+		return binaries, database.Stop()
 	case <-ctx.Done():
-		if !isExecutable(filepath.Join(c.binaries, "bin", "pg_ctl")) {
-			return ctx.Err() // still downloading: nothing runs that would have to be stopped
+		if !isExecutable(filepath.Join(binaries, "bin", "pg_ctl")) {
+			return "", ctx.Err() // still downloading: nothing runs that would have to be stopped
 		}
 		if err := <-started; err != nil {
-			return errors.Join(ctx.Err(), err)
+			return "", errors.Join(ctx.Err(), err)
 		}
-		return errors.Join(ctx.Err(), database.Stop())
+		return "", errors.Join(ctx.Err(), database.Stop())
 	}
-}
-
-func freePort() (uint32, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	return uint32(listener.Addr().(*net.TCPAddr).Port), listener.Close()
 }
 
 // localBinaries is the folder that holds the bin folder of an installed

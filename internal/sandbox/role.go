@@ -10,13 +10,15 @@ type role struct {
 }
 
 var (
-	kfakeRole    = role{name: "kfake", title: "embedded Kafka"}
-	apacheRole   = role{name: "apache-kafka", title: "Apache Kafka"}
-	postgresRole = role{name: "postgres-cluster", title: "throwaway PostgreSQL", prepare: asUnprivilegedUser}
+	kfakeRole       = role{name: "kfake", title: "embedded Kafka"}
+	kfakeBrokerRole = role{name: "kfake-broker", title: "broker"}
+	apacheRole      = role{name: "apache-kafka", title: "Apache Kafka"}
+	postgresRole    = role{name: "postgres-cluster", title: "throwaway PostgreSQL", prepare: asUnprivilegedUser}
 )
 
 func init() {
 	process.RegisterService(kfakeRole.name, kfakeMain)
+	process.Register(kfakeBrokerRole.name, kfakeBrokerMain)
 	process.RegisterService(apacheRole.name, apacheMain)
 	process.RegisterService(postgresRole.name, postgresMain)
 }

@@ -1,5 +1,5 @@
 // Package sandbox starts the services that a run needs, an Apache Kafka or a
-// stand-in for it and a PostgreSQL, or checks the ones it is given.
+// stand-in for it, a PostgreSQL and a Redis, or checks the ones it is given.
 //
 // What it starts lives in child processes and in folders for temporary files,
 // listens on 127.0.0.1 only, and is gone when the program ends, even by kill -9
@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -24,8 +25,8 @@ const (
 	// of its own and over real TCP. It needs nothing installed. Its own sudden
 	// death proves nothing about Kafka: it may forget what it acknowledged.
 	Embedded = "embedded"
-	// Apache is one real Apache Kafka broker, run by compose/local. It needs
-	// Java 17 and, the first time, Maven and the network.
+	// Apache is a real Apache Kafka of one or three brokers, run by compose/local.
+	// It needs Java 17 and, the first time, Maven and the network.
 	Apache = "apache"
 )
 
@@ -40,9 +41,15 @@ type Options struct {
 	// DatabaseURL is the address of a PostgreSQL of yours, in any form that
 	// libpq understands (PostgreSQL manual, section 34.1.1).
 	DatabaseURL string
+	// RedisURL is the address of a Redis of yours: redis://user:password@host:port/0,
+	// or rediss:// with TLS.
+	RedisURL string
+	// Nodes is how many Apache Kafka brokers to start, 1 or 3; 0 means 1. The
+	// embedded Kafka is always one.
+	Nodes int
 	// Dir is the folder for the services' logs, made if missing. Empty discards them.
 	Dir string
-	// BrokerConfigs are broker settings for the embedded Kafka, by Kafka's names.
+	// BrokerConfigs are settings for the brokers that are started, by Kafka's names.
 	BrokerConfigs map[string]string
 }
 
@@ -58,12 +65,20 @@ type Services struct {
 	KafkaVersion string
 	// PostgresVersion is the server_version that PostgreSQL reports: "15.18 (…)".
 	PostgresVersion string
+	// RedisURL may contain a password.
+	RedisURL string
 
-	started []*child
+	started  []*child
+	endRedis func()
+
+	// How the services are controlled, or why they are not.
+	brokers         map[int]broker
+	kafkaRefusal    error
+	database        server
+	postgresRefusal error
 }
 
-// Start starts the services that are not given, Kafka and PostgreSQL at the same
-// time, and checks that given ones answer. When it returns without an error, all
+// Start starts the services that are not given, all at the same time, and checks that given ones answer. When it returns without an error, all
 // of them answer; with one, or when ctx ends before that, it has stopped what it
 // started. ctx has no meaning after Start returned.
 //
@@ -71,7 +86,7 @@ type Services struct {
 // what to do, and never a password. A given service that cannot be reached is an
 // error within 15 seconds.
 func Start(ctx context.Context, o Options) (*Services, error) {
-	var kafka, postgres *Services
+	var kafka, postgres, redis *Services
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() (err error) {
 		kafka, err = StartKafka(ctx, o)
@@ -81,15 +96,25 @@ func Start(ctx context.Context, o Options) (*Services, error) {
 		postgres, err = StartPostgres(ctx, o)
 		return err
 	})
+	group.Go(func() (err error) {
+		redis, err = StartRedis(ctx, o)
+		return err
+	})
 	if err := group.Wait(); err != nil {
-		return nil, errors.Join(err, kafka.Close(), postgres.Close())
+		return nil, errors.Join(err, kafka.Close(), postgres.Close(), redis.Close())
 	}
 	return &Services{
 		Brokers:         kafka.Brokers,
 		KafkaVersion:    kafka.KafkaVersion,
 		DatabaseURL:     postgres.DatabaseURL,
 		PostgresVersion: postgres.PostgresVersion,
+		RedisURL:        redis.RedisURL,
 		started:         append(kafka.started, postgres.started...),
+		endRedis:        redis.endRedis,
+		brokers:         kafka.brokers,
+		kafkaRefusal:    kafka.kafkaRefusal,
+		database:        postgres.database,
+		postgresRefusal: postgres.postgresRefusal,
 	}, nil
 }
 
@@ -100,31 +125,54 @@ func StartKafka(ctx context.Context, o Options) (*Services, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &Services{Brokers: o.Brokers, KafkaVersion: version}, nil
+		s := &Services{Brokers: o.Brokers, KafkaVersion: version}
+		s.controlGivenKafka()
+		return s, nil
 	}
 	switch o.Kafka {
 	case "", Embedded:
 		return startEmbeddedKafka(ctx, o)
 	case Apache:
+		if o.Nodes != 0 && o.Nodes != 1 && o.Nodes != 3 {
+			return nil, fmt.Errorf("no Apache Kafka can be started with %d brokers, only with 1 or 3", o.Nodes)
+		}
 		return startApacheKafka(ctx, o)
 	default:
 		return nil, fmt.Errorf("there is no Kafka %q: choose %s or %s, or give the addresses of your brokers", o.Kafka, Embedded, Apache)
 	}
 }
 
+// startedKafka are the services of a child that runs Kafka.
+func startedKafka(c *child, said announcement) *Services {
+	s := &Services{
+		Brokers:      strings.Split(said.Address, ","),
+		KafkaVersion: said.Version,
+		started:      []*child{c},
+		brokers:      make(map[int]broker),
+	}
+	for _, node := range said.Nodes {
+		s.brokers[node] = remoteServer{c.control, node}
+	}
+	return s
+}
+
 // StartPostgres is [Start] for PostgreSQL alone.
 func StartPostgres(ctx context.Context, o Options) (*Services, error) {
 	s := &Services{DatabaseURL: o.DatabaseURL}
 	if o.DatabaseURL == "" {
-		c, said, err := launch(ctx, postgresRole, o.Dir, nil)
+		c, said, err := launchService(ctx, postgresRole, o.Dir)
 		if err != nil {
 			return nil, err
 		}
 		s.DatabaseURL, s.started = said.Address, []*child{c}
+		s.database = remoteServer{c.control, postgresNode}
 	}
 	var err error
 	if s.PostgresVersion, err = endpoint.Postgres(ctx, s.DatabaseURL); err != nil {
 		return nil, errors.Join(err, s.Close())
+	}
+	if o.DatabaseURL != "" {
+		s.controlGivenPostgres()
 	}
 	return s, nil
 }
@@ -142,5 +190,9 @@ func (s *Services) Close() error {
 	}
 	ended.Wait()
 	s.started = nil
+	if s.endRedis != nil {
+		s.endRedis()
+		s.endRedis = nil
+	}
 	return errors.Join(errs...)
 }

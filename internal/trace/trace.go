@@ -12,6 +12,8 @@ import (
 )
 
 // Variable is the environment variable that names the file which [FromEnv] writes.
+// Every attempt needs a file of its own: one that is killed may leave half a line,
+// and whatever another appended to that could not be read.
 const Variable = "TRACE_FILE"
 
 // Passing says that an attempt passed a step.

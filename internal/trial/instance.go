@@ -2,18 +2,13 @@ package trial
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/delivered-twice/delivered-twice/internal/failpoint"
 	"github.com/delivered-twice/delivered-twice/internal/fault"
-	"github.com/delivered-twice/delivered-twice/internal/process"
+	"github.com/delivered-twice/delivered-twice/internal/stage"
 )
 
 // instance is one member of a pipeline's group: a process that is started again
@@ -23,7 +18,7 @@ type instance struct {
 	role  string // which program to be
 	args  []string
 	env   []string
-	logs  string // folder
+	dir   string // for logs and traces
 	kills []fault.Kill
 
 	deaths []death // of planned kills, in order
@@ -47,69 +42,37 @@ func (i *instance) run(ctx context.Context) error {
 		if len(i.deaths) < len(i.kills) {
 			planned = &i.kills[len(i.deaths)]
 		}
-		err := i.incarnation(ctx, n, planned)
+		how, err := i.incarnation(ctx, n, planned)
 		switch {
-		case planned != nil && killed(err):
+		case err != nil:
+			return err
+		case planned != nil && how == stage.Killed:
 			i.deaths = append(i.deaths, death{at: time.Now(), attempt: n})
 			i.killed()
 			if ctx.Err() != nil {
 				return nil
 			}
-		case err != nil:
-			return fmt.Errorf("%s ended by itself: %w: %s", i.attemptName(n), err, i.lastWords(n))
-		case ctx.Err() == nil:
-			return fmt.Errorf("%s ended by itself: %s", i.attemptName(n), i.lastWords(n))
+		case how != "" || ctx.Err() == nil:
+			return fmt.Errorf("%s ended by itself: %s", i.attemptName(n), how)
 		default:
 			return nil
 		}
 	}
 }
 
-func (i *instance) incarnation(ctx context.Context, n int, planned *fault.Kill) error {
-	log, err := os.Create(i.log(n))
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	cmd := process.Command(i.role, append(i.args, "--attempt="+i.attemptName(n))...)
-	cmd.Stderr = log
-	cmd.Env = append(os.Environ(), i.env...)
+// incarnation runs one process and returns how it ended: "" where it exited with 0.
+func (i *instance) incarnation(ctx context.Context, n int, planned *fault.Kill) (how string, err error) {
+	launch := stage.Launch{Role: i.role, Args: i.args, Env: i.env, Attempt: i.attemptName(n), Dir: i.dir}
 	if planned != nil {
-		spec := failpoint.Failpoint{Step: planned.Step, Occurrence: planned.Passing, Action: failpoint.Kill}
-		cmd.Env = append(cmd.Env, failpoint.Variable+"="+spec.String())
+		launch.Failpoint = &failpoint.Failpoint{Step: planned.Step, Occurrence: planned.Passing, Action: failpoint.Kill}
 	}
-	if err := cmd.Start(); err != nil {
-		return err
+	member, err := stage.Start(launch)
+	if err != nil {
+		return "", fmt.Errorf("start %s: %w", i.attemptName(n), err)
 	}
 	stop := context.AfterFunc(ctx, func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // already gone is fine
+		_ = member.Signal(syscall.SIGTERM) // already gone is fine
 	})
 	defer stop()
-	return cmd.Wait()
-}
-
-func killed(err error) bool {
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
-		return false
-	}
-	status, ok := exit.Sys().(syscall.WaitStatus)
-	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
-}
-
-func (i *instance) log(n int) string {
-	return filepath.Join(i.logs, i.attemptName(n)+".log")
-}
-
-// lastWords is the last line of an incarnation's log.
-func (i *instance) lastWords(n int) string {
-	text, err := os.ReadFile(i.log(n))
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	if last := lines[len(lines)-1]; last != "" {
-		return last
-	}
-	return "its log is empty"
+	return member.Wait(context.WithoutCancel(ctx))
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/report"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
+	"github.com/delivered-twice/delivered-twice/internal/stage"
 )
 
 // MaxInstances is how many processes a lane may have. One machine has to carry
@@ -53,7 +53,7 @@ type Options struct {
 	Instances, Kills int
 	// Seed decides events and kills.
 	Seed uint64
-	// Dir is the folder that keeps the instances' logs.
+	// Dir is the folder in which each lane has one for logs, traces and effects.
 	Dir string
 	// Name is the prefix of all topics, groups and schemas.
 	Name string
@@ -81,6 +81,7 @@ type contender struct {
 	deadLetters string // "" where they are rows
 	group       string
 	databaseURL string
+	dir         string // for logs, traces and effects
 	instances   []*instance
 	plan        []fault.Kill
 	killed      atomic.Int64 // how many of them have struck
@@ -91,16 +92,16 @@ type contender struct {
 // in the results. What the trial created in Kafka and Postgres is there until
 // remove is called, which the caller must do, whether or not there was an error.
 func Run(ctx context.Context, o Options) (results report.Report, remove func(context.Context) error, err error) {
-	r, err := newResources(o.Services.Brokers, o.Services.DatabaseURL)
+	r, err := stage.NewResources(o.Services.Brokers, o.Services.DatabaseURL)
 	if err != nil {
 		return report.Report{}, func(context.Context) error { return nil }, err
 	}
 	remove = func(ctx context.Context) error {
-		defer r.close()
-		return r.remove(ctx)
+		defer r.Close()
+		return r.Remove(ctx)
 	}
 	started := time.Now()
-	t := &trial{Options: o, resources: r}
+	t := &trial{Options: o, Resources: r}
 	if err := t.prepare(ctx); err != nil {
 		return report.Report{}, remove, err
 	}
@@ -113,7 +114,7 @@ func Run(ctx context.Context, o Options) (results report.Report, remove func(con
 
 type trial struct {
 	Options
-	*resources
+	*stage.Resources
 	input      string
 	contenders []*contender
 	observer   *observer
@@ -125,11 +126,11 @@ func (t *trial) partitions() int32 { return int32(max(minPartitions, t.Instances
 // prepare creates topics and schemas, and draws the plan.
 func (t *trial) prepare(ctx context.Context) (err error) {
 	t.Progress.Phase("preparing")
-	if t.input, err = t.topic(ctx, t.Name+".orders.paid", t.partitions()); err != nil {
+	if t.input, err = t.Topic(ctx, t.Name+".orders.paid", t.partitions()); err != nil {
 		return err
 	}
 	for i, l := range t.Lanes {
-		c := &contender{lane: l}
+		c := &contender{lane: l, dir: filepath.Join(t.Dir, l.Short)}
 		if err := t.prepareContender(ctx, c, i); err != nil {
 			return fmt.Errorf("lane %s: %w", l.Name, err)
 		}
@@ -140,20 +141,16 @@ func (t *trial) prepare(ctx context.Context) (err error) {
 
 func (t *trial) prepareContender(ctx context.Context, c *contender, number int) (err error) {
 	short := c.lane.Short
-	logs := filepath.Join(t.Dir, "logs")
-	if err := os.MkdirAll(logs, 0o755); err != nil {
-		return err
-	}
-	if c.output, err = t.topic(ctx, t.Name+"."+short+".picked", t.partitions()); err != nil {
+	if c.output, err = t.Topic(ctx, t.Name+"."+short+".picked", t.partitions()); err != nil {
 		return err
 	}
 	if c.lane.Program == cli.EOSPipelineName {
-		if c.deadLetters, err = t.topic(ctx, t.Name+"."+short+".dead-letters", 1); err != nil {
+		if c.deadLetters, err = t.Topic(ctx, t.Name+"."+short+".dead-letters", 1); err != nil {
 			return err
 		}
 	}
-	c.group = t.group(t.Name + "." + short)
-	if c.databaseURL, err = t.schema(ctx, t.Name+"_"+short); err != nil {
+	c.group = t.Group(t.Name + "." + short)
+	if c.databaseURL, err = t.Schema(ctx, t.Name+"_"+short); err != nil {
 		return err
 	}
 	// Kills are shared by the lanes in turn, the first lanes getting one more.
@@ -181,7 +178,7 @@ func (t *trial) prepareContender(ctx context.Context, c *contender, number int) 
 				"KAFKA_BROKERS=" + strings.Join(t.Services.Brokers, ","),
 				"DATABASE_URL=" + c.databaseURL, // not an argument: everybody on the machine can read those
 			},
-			logs: logs,
+			dir: c.dir,
 			killed: func() {
 				c.killed.Add(1)
 				t.Progress.Killed(c.lane.Name)
@@ -244,7 +241,7 @@ func (t *trial) feed(ctx context.Context) error {
 	published := make(chan struct{})
 	both.Go(func() error {
 		defer close(published)
-		return Publish(ctx, t.Services.Brokers, t.input, t.stream(), t.interval, t.Progress.Sent)
+		return stage.Publish(ctx, t.Services.Brokers, t.input, t.stream(), t.interval, t.Progress.Sent)
 	})
 	for _, c := range t.contenders {
 		both.Go(func() error { return t.awaitConsumed(ctx, c, published) })
@@ -264,7 +261,7 @@ const (
 // passes its steps only as long as events come, and a kill that finds none left was
 // not tried.
 func (t *trial) interval(n int) time.Duration {
-	interval := Every(t.Rate)(n)
+	interval := stage.Every(t.Rate)(n)
 	for _, c := range t.contenders {
 		if due := 5 * n * len(c.plan) / (4 * t.Events); int(c.killed.Load()) < min(due, len(c.plan)) {
 			return max(trickle*interval, trickleMin)
@@ -281,7 +278,7 @@ func (t *trial) stream() order.StreamOptions {
 func (t *trial) awaitMembers(ctx context.Context, group string) error {
 	deadline := time.Now().Add(stall)
 	for {
-		groups, err := t.admin.DescribeGroups(ctx, group)
+		groups, err := t.Admin.DescribeGroups(ctx, group)
 		if err == nil && groups[group].State == "Stable" && len(groups[group].Members) == t.Instances {
 			return nil
 		}
@@ -303,7 +300,7 @@ func (t *trial) awaitConsumed(ctx context.Context, c *contender, published <-cha
 	)
 	for {
 		done := isClosed(published) // asked first: what is published later can't be missed
-		committed, total, err := t.resources.consumed(ctx, c.group, t.input)
+		committed, total, err := t.Consumed(ctx, c.group, t.input)
 		switch {
 		case err == nil:
 			t.Progress.Consumed(c.lane.Name, int(committed))
@@ -319,7 +316,7 @@ func (t *trial) awaitConsumed(ctx context.Context, c *contender, published <-cha
 		}
 		if time.Since(moved) > stall {
 			return fmt.Errorf("lane %s has stopped at %d of %d records for %v; its logs are in %s: %w",
-				c.lane.Name, committed, total, stall, filepath.Join(t.Dir, "logs"), errors.Join(err))
+				c.lane.Name, committed, total, stall, filepath.Join(c.dir, stage.LogsDir), errors.Join(err))
 		}
 		if err := wait(ctx, 50*time.Millisecond); err != nil {
 			return err

@@ -1,11 +1,10 @@
-package trial
+package stage
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -15,25 +14,28 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// resources are the topics, groups and schemas of one run. All are named after it.
-type resources struct {
-	admin       *kadm.Client
-	databaseURL string
+// Resources are topics, groups and schemas that were created for something, and are
+// removed with it. It is not safe for concurrent use.
+type Resources struct {
+	// Admin asks Kafka.
+	Admin *kadm.Client
 
+	databaseURL             string
 	topics, groups, schemas []string
 }
 
-func newResources(brokers []string, databaseURL string) (*resources, error) {
+// NewResources returns resources on those services: none yet.
+func NewResources(brokers []string, databaseURL string) (*Resources, error) {
 	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ClientID("compare"))
 	if err != nil {
 		return nil, err
 	}
-	return &resources{admin: kadm.NewClient(client), databaseURL: databaseURL}, nil
+	return &Resources{Admin: kadm.NewClient(client), databaseURL: databaseURL}, nil
 }
 
-// topic creates a topic with the broker's default replication factor.
-func (r *resources) topic(ctx context.Context, name string, partitions int32) (string, error) {
-	created, err := r.admin.CreateTopic(ctx, partitions, -1, nil, name)
+// Topic creates a topic with the broker's default replication factor.
+func (r *Resources) Topic(ctx context.Context, name string, partitions int32) (string, error) {
+	created, err := r.Admin.CreateTopic(ctx, partitions, -1, nil, name)
 	if err == nil {
 		err = created.Err
 	}
@@ -44,15 +46,15 @@ func (r *resources) topic(ctx context.Context, name string, partitions int32) (s
 	return name, nil
 }
 
-// group takes note of a group that members will create.
-func (r *resources) group(name string) string {
+// Group takes note of a group that members will create.
+func (r *Resources) Group(name string) string {
 	r.groups = append(r.groups, name)
 	return name
 }
 
-// schema creates a schema and returns the database's address with it as its
+// Schema creates a schema and returns the database's address with it as its
 // search_path.
-func (r *resources) schema(ctx context.Context, name string) (databaseURL string, err error) {
+func (r *Resources) Schema(ctx context.Context, name string) (databaseURL string, err error) {
 	connection, err := pgx.Connect(ctx, r.databaseURL)
 	if err != nil {
 		return "", err
@@ -66,7 +68,7 @@ func (r *resources) schema(ctx context.Context, name string) (databaseURL string
 }
 
 func withSearchPath(databaseURL, schema string) (string, error) {
-	if !strings.HasPrefix(databaseURL, "postgres://") && !strings.HasPrefix(databaseURL, "postgresql://") {
+	if !isURL(databaseURL) {
 		return databaseURL + " search_path=" + schema, nil // a list of key=value
 	}
 	u, err := url.Parse(databaseURL)
@@ -79,8 +81,8 @@ func withSearchPath(databaseURL, schema string) (string, error) {
 	return u.String(), nil
 }
 
-// remove takes everything away again.
-func (r *resources) remove(ctx context.Context) error {
+// Remove takes everything away again.
+func (r *Resources) Remove(ctx context.Context) error {
 	var errs []error
 	for _, group := range r.groups {
 		if err := r.removeGroup(ctx, group); err != nil {
@@ -88,7 +90,7 @@ func (r *resources) remove(ctx context.Context) error {
 		}
 	}
 	if len(r.topics) > 0 {
-		if _, err := r.admin.DeleteTopics(ctx, r.topics...); err != nil {
+		if _, err := r.Admin.DeleteTopics(ctx, r.topics...); err != nil {
 			errs = append(errs, fmt.Errorf("remove topics %v: %w", r.topics, err))
 		}
 	}
@@ -100,26 +102,13 @@ func (r *resources) remove(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// removeGroup puts out the static members that linger until their session times
-// out, and deletes the group.
-func (r *resources) removeGroup(ctx context.Context, name string) error {
+// removeGroup deletes a group, whoever is still in it.
+func (r *Resources) removeGroup(ctx context.Context, name string) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		groups, err := r.admin.DescribeGroups(ctx, name)
-		if err != nil {
+		if err := r.putOut(ctx, name); err != nil {
 			return struct{}{}, err
 		}
-		var members []string
-		for _, member := range groups[name].Members {
-			if member.InstanceID != nil {
-				members = append(members, *member.InstanceID)
-			}
-		}
-		if len(members) > 0 {
-			if _, err := r.admin.LeaveGroup(ctx, kadm.LeaveGroup(name).InstanceIDs(members...)); err != nil {
-				return struct{}{}, err
-			}
-		}
-		_, err = r.admin.DeleteGroup(ctx, name)
+		_, err := r.Admin.DeleteGroup(ctx, name)
 		if errors.Is(err, kerr.GroupIDNotFound) {
 			err = nil
 		}
@@ -128,7 +117,27 @@ func (r *resources) removeGroup(ctx context.Context, name string) error {
 	return err
 }
 
-func (r *resources) dropSchemas(ctx context.Context) error {
+// putOut puts out the static members of a group, which linger until their session
+// times out.
+func (r *Resources) putOut(ctx context.Context, group string) error {
+	groups, err := r.Admin.DescribeGroups(ctx, group)
+	if err != nil {
+		return err
+	}
+	var members []string
+	for _, member := range groups[group].Members {
+		if member.InstanceID != nil {
+			members = append(members, *member.InstanceID)
+		}
+	}
+	if len(members) == 0 {
+		return nil
+	}
+	_, err = r.Admin.LeaveGroup(ctx, kadm.LeaveGroup(group).InstanceIDs(members...))
+	return err
+}
+
+func (r *Resources) dropSchemas(ctx context.Context) error {
 	connection, err := pgx.Connect(ctx, r.databaseURL)
 	if err != nil {
 		return err
@@ -142,16 +151,17 @@ func (r *resources) dropSchemas(ctx context.Context) error {
 	return nil
 }
 
-func (r *resources) close() { r.admin.Close() }
+// Close ends the connection to Kafka. It removes nothing.
+func (r *Resources) Close() { r.Admin.Close() }
 
-// consumed returns how many records of a topic a group has committed, and how many
+// Consumed returns how many records of a topic a group has committed, and how many
 // there are.
-func (r *resources) consumed(ctx context.Context, group, topic string) (committed, total int64, err error) {
-	ends, err := r.admin.ListEndOffsets(ctx, topic)
+func (r *Resources) Consumed(ctx context.Context, group, topic string) (committed, total int64, err error) {
+	ends, err := r.Admin.ListEndOffsets(ctx, topic)
 	if err != nil {
 		return 0, 0, fmt.Errorf("list end offsets of topic %s: %w", topic, err)
 	}
-	offsets, err := r.admin.FetchOffsets(ctx, group)
+	offsets, err := r.Admin.FetchOffsets(ctx, group)
 	if err != nil {
 		return 0, 0, fmt.Errorf("fetch offsets of group %s: %w", group, err)
 	}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/delivered-twice/delivered-twice/internal/cli"
+	"github.com/delivered-twice/delivered-twice/internal/fault"
+	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/matrix"
+	"github.com/delivered-twice/delivered-twice/internal/report"
+	"github.com/delivered-twice/delivered-twice/internal/sandbox"
+)
+
+type matrixOptions struct {
+	lanes, faults []string
+	quick         bool
+	soak          time.Duration
+	parallel      int
+	seed          uint64
+	services      serviceFlags
+	out           string
+	json, keep    bool
+}
+
+func matrixCommand() *cobra.Command {
+	var o matrixOptions
+	cmd := &cobra.Command{
+		Use:   "matrix [flags]",
+		Short: "Run every lane against every fault and hold what is found against what was claimed",
+		Long: `matrix runs lanes (ways to consume) against faults. What each may lose, duplicate,
+reorder or show was claimed beforehand; a lane that does anything else breaks its claim,
+and so does one that exists to show a fault and does not show it.
+
+Without flags it runs all of them. "compare lanes" and "compare faults" list what there is.`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	f := cmd.Flags()
+	f.StringArrayVar(&o.lanes, "lane", nil, "a lane, by name; may be repeated (default all)")
+	f.StringArrayVar(&o.faults, "fault", nil, "a fault, by name; may be repeated (default all)")
+	f.BoolVar(&o.quick, "quick", false, "leave out cells that differ in nothing from others")
+	f.DurationVar(&o.soak, "soak", 0, "draw cells and seeds at random for so long, or until a claim is broken")
+	f.IntVar(&o.parallel, "parallel", 2*runtime.NumCPU(), "cells that run at the same time")
+	f.Uint64Var(&o.seed, "seed", 1, "decides events, and what faults leave to chance")
+	o.services.flags(f)
+	f.StringVar(&o.out, "out", "", "folder to keep results.json and the cells that failed in (default runs/<time>)")
+	f.BoolVar(&o.json, "json", false, "print results.json to stdout, and nothing else")
+	f.BoolVar(&o.keep, "keep", false, "keep logs and traces of cells that held, too")
+	return cmd
+}
+
+// cells returns what was chosen.
+func (o *matrixOptions) cells() ([]matrix.Cell, error) {
+	lanes, faults := lane.All(), fault.All()
+	if len(o.lanes) > 0 {
+		lanes = nil
+	}
+	for _, name := range o.lanes {
+		l, err := lane.Find(name)
+		if err != nil {
+			return nil, fmt.Errorf("--lane: %w", err)
+		}
+		lanes = append(lanes, l)
+	}
+	if len(o.faults) > 0 {
+		faults = nil
+	}
+	for _, name := range o.faults {
+		f, err := fault.Find(name)
+		if err != nil {
+			return nil, fmt.Errorf("--fault: %w", err)
+		}
+		faults = append(faults, f)
+	}
+	return matrix.Cells(lanes, faults, o.seed), nil
+}
+
+func (o *matrixOptions) run(ctx context.Context) (err error) {
+	cells, err := o.cells()
+	switch {
+	case err != nil:
+		return cli.Usage(err)
+	case o.parallel < 1:
+		return cli.Usage(fmt.Errorf("--parallel is %d, must be at least 1", o.parallel))
+	case o.soak < 0:
+		return cli.Usage(fmt.Errorf("--soak is %v, must be positive", o.soak))
+	case o.soak > 0 && o.quick:
+		return cli.Usage(errors.New("--soak and --quick exclude each other"))
+	}
+	if err := o.services.validate(); err != nil {
+		return cli.Usage(err)
+	}
+	started := time.Now()
+	if o.out == "" {
+		o.out = filepath.Join("runs", started.Format("2006-01-02T15-04-05"))
+	}
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return err
+	}
+	services, err := o.services.start(ctx, sandbox.Options{
+		Nodes: 3,
+		// Long waits are no part of what is shown.
+		BrokerConfigs: map[string]string{
+			"transactional.id.expiration.ms":                              "15000",
+			"transaction.remove.expired.transaction.cleanup.interval.ms":  "1000",
+			"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+		},
+		Dir: filepath.Join(o.out, "services"),
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, services.Close()) }()
+
+	if err := o.fitting(cells, services); err != nil {
+		return cli.Usage(err)
+	}
+	if o.quick {
+		cells = matrix.Quick(cells, services)
+	}
+	watch := newWatch(len(cells), o.soak)
+	defer watch.close()
+	options := matrix.Options{
+		Services: services,
+		Cells:    cells,
+		Parallel: o.parallel,
+		Seed:     o.seed,
+		Name:     "dt_" + started.UTC().Format("20060102_150405"),
+		Dir:      filepath.Join(o.out, "cells"),
+		Keep:     o.keep,
+		Done:     watch.done,
+	}
+	var results report.Report
+	if o.soak > 0 {
+		results, err = matrix.Soak(ctx, options, o.soak)
+	} else {
+		results, err = matrix.Run(ctx, options)
+	}
+	watch.close()
+	if err != nil {
+		return err
+	}
+	if err := results.Write(o.out); err != nil {
+		return err
+	}
+	if o.json {
+		err = results.Encode(os.Stdout)
+	} else {
+		err = results.Matrix(os.Stdout)
+	}
+	if err != nil {
+		return err
+	}
+	if !o.json {
+		fmt.Printf("\nkept in %s\n", o.out)
+	}
+	return judge(results)
+}
+
+// fitting refuses a choice of which nothing can be run.
+func (o *matrixOptions) fitting(cells []matrix.Cell, services *sandbox.Services) error {
+	var reasons []string
+	for _, c := range cells {
+		reason := c.Unfit(services)
+		if reason == "" {
+			return nil
+		}
+		reasons = append(reasons, fmt.Sprintf("%s: %s", c, reason))
+	}
+	return fmt.Errorf("nothing can be run: %s", strings.Join(reasons, "; "))
+}
+
+func lanesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "lanes",
+		Short: "List the lanes: ways to consume, each one command line",
+		Args:  cli.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			rows := make([][]string, 0, len(lane.All()))
+			for _, l := range lane.All() {
+				rows = append(rows, []string{l.Slug(), l.Says, strings.TrimPrefix(l.Command(), "go run ./cmd/")})
+			}
+			return list(os.Stdout, []string{"lane", "what it does", "command"}, rows)
+		},
+	}
+}
+
+func faultsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "faults",
+		Short: "List the faults that can be injected",
+		Args:  cli.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			rows := make([][]string, 0, len(fault.All()))
+			for _, f := range fault.All() {
+				rows = append(rows, []string{f.Slug(), f.Says})
+			}
+			return list(os.Stdout, []string{"fault", "what it does"}, rows)
+		},
+	}
+}

@@ -1,0 +1,152 @@
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/sandbox"
+	"github.com/delivered-twice/delivered-twice/internal/stage"
+)
+
+var brokerRestarted = Fault{
+	Name:     lane.BrokerRestarted,
+	Says:     "the only broker, or one of several, is stopped in an orderly way and started again, in the middle of a stream of events",
+	Disturbs: DisturbsKafka,
+	Unfit:    func(_ lane.Lane, s *sandbox.Services) string { return why(s.KafkaControl()) },
+	Inject: func(ctx context.Context, s *stage.Stage) error {
+		return disturbed(ctx, s, func(ctx context.Context) error {
+			node := anyOf(s, s.Services.Nodes())
+			return errors.Join(s.Services.StopBroker(ctx, node), s.Services.StartBroker(ctx, node))
+		})
+	},
+}
+
+// majority is how many brokers there must be for one to be dispensable.
+const majority = 3
+
+var brokerKilled = Fault{
+	Name:     lane.BrokerKilled,
+	Says:     "one of three brokers is killed with SIGKILL and started again, in the middle of a stream of events",
+	Disturbs: DisturbsKafka,
+	Unfit: func(_ lane.Lane, s *sandbox.Services) string {
+		if err := s.KafkaControl(); err != nil {
+			return err.Error()
+		}
+		if n := len(s.Nodes()); n < majority {
+			return fmt.Sprintf("it takes %d brokers to do without one, and there is %d", majority, n)
+		}
+		return ""
+	},
+	Inject: func(ctx context.Context, s *stage.Stage) error {
+		return disturbed(ctx, s, func(ctx context.Context) error {
+			node := anyOf(s, s.Services.Nodes())
+			return errors.Join(s.Services.KillBroker(ctx, node), s.Services.StartBroker(ctx, node))
+		})
+	},
+}
+
+var postgresRestarted = Fault{
+	Name:     lane.PostgresRestarted,
+	Says:     "Postgres is stopped in an orderly way and started again, in the middle of a stream of events",
+	Disturbs: DisturbsPostgres,
+	Unfit:    noPostgres,
+	Inject: func(ctx context.Context, s *stage.Stage) error {
+		return disturbed(ctx, s, func(ctx context.Context) error {
+			return errors.Join(s.Services.StopPostgres(ctx), s.Services.StartPostgres(ctx))
+		})
+	},
+}
+
+var postgresKilled = Fault{
+	Name:     lane.PostgresKilled,
+	Says:     "every process of Postgres is killed with SIGKILL, in the middle of a stream of events, and it is started again",
+	Disturbs: DisturbsPostgres,
+	Unfit:    noPostgres,
+	Inject: func(ctx context.Context, s *stage.Stage) error {
+		m, err := s.Enter(stage.Entry{})
+		if err != nil {
+			return err
+		}
+		return underTrickle(ctx, s, func() error { return crash(ctx, s, m) })
+	},
+}
+
+// crash kills Postgres right after commits of a lane that is to lose some by that.
+// The other lanes stand still by then: each commit that waits for its WAL to be on
+// disk puts everybody's there.
+func crash(ctx context.Context, s *stage.Stage, m *stage.Member) error {
+	if err := inTheMiddle(ctx, s, m); err != nil {
+		return err
+	}
+	loses := s.Lane.MustShow(lane.PostgresKilled)
+	if !loses {
+		if err := m.Signal(syscall.SIGSTOP); err != nil {
+			return err
+		}
+	}
+	if err := s.Meet(ctx); err != nil {
+		return err
+	}
+	if loses {
+		if err := inTheMiddle(ctx, s, m); err != nil {
+			return err
+		}
+	}
+	err := s.Together(ctx, func(ctx context.Context) error {
+		return errors.Join(s.Services.KillPostgres(ctx), s.Services.StartPostgres(ctx))
+	})
+	if err := errors.Join(err, m.Continue()); err != nil {
+		return err
+	}
+	return inTheMiddle(ctx, s, m)
+}
+
+// disturbed has a member consume a stream of events, and disturbs the services in the
+// middle of it, once for all stages that meet.
+func disturbed(ctx context.Context, s *stage.Stage, disturb func(context.Context) error) error {
+	m, err := s.Enter(stage.Entry{})
+	if err != nil {
+		return err
+	}
+	return underTrickle(ctx, s, func() error {
+		if err := inTheMiddle(ctx, s, m); err != nil {
+			return err
+		}
+		if err := s.Together(ctx, disturb); err != nil {
+			return err
+		}
+		return inTheMiddle(ctx, s, m)
+	})
+}
+
+// inTheMiddle waits until a member has done a few more batches.
+func inTheMiddle(ctx context.Context, s *stage.Stage, m *stage.Member) error {
+	const few = 3
+	passed, err := m.Passed(lastStep(s.Lane))
+	if err != nil {
+		return err
+	}
+	return s.AwaitStep(ctx, m, lastStep(s.Lane), passed+few)
+}
+
+func noPostgres(l lane.Lane, s *sandbox.Services) string {
+	if !l.Writes(lane.Postgres) {
+		return "the lane does not use Postgres"
+	}
+	return why(s.PostgresControl())
+}
+
+// why is the message of an error; "" where there is none.
+func why(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func anyOf(s *stage.Stage, nodes []int) int {
+	return nodes[s.Random.IntN(len(nodes))]
+}

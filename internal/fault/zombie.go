@@ -1,0 +1,66 @@
+package fault
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/stage"
+)
+
+var zombie = Fault{
+	Name: lane.Zombie,
+	Says: "a member stands still (SIGSTOP) with a batch in hand until another has taken its partitions over, and then goes on (SIGCONT)",
+	Inject: func(ctx context.Context, s *stage.Stage) error {
+		for _, step := range s.Lane.Pauses {
+			if err := raise(ctx, s, step); err != nil {
+				return fmt.Errorf("zombie at %s: %w", step, err)
+			}
+		}
+		return nil
+	},
+}
+
+// raise makes a zombie that stands still at a step, and lets it go on.
+func raise(ctx context.Context, s *stage.Stage, step string) error {
+	if err := replenish(ctx, s); err != nil {
+		return err
+	}
+	z, err := s.Enter(stage.Entry{Failpoint: step + ":2:pause", SessionTimeout: stage.Impatient})
+	if err != nil {
+		return err
+	}
+	if err := s.AwaitStopped(ctx, z); err != nil {
+		return err
+	}
+	passed, err := z.Passings()
+	if err != nil {
+		return err
+	}
+	if _, err := s.Enter(stage.Entry{Instance: 1, SessionTimeout: stage.Impatient}); err != nil {
+		return err
+	}
+	// Later events of the keys that the zombie has in hand.
+	if err := s.Publish(ctx, 2*fewBatches); err != nil {
+		return err
+	}
+	if err := s.AwaitConsumed(ctx); err != nil {
+		return err
+	}
+	s.Struck()
+	if err := z.Continue(); err != nil {
+		return err
+	}
+	// It joins its group again when it is done with what it had in hand; a member of a
+	// share group was not missed at all.
+	if err := s.AwaitMembers(ctx, 2); err != nil {
+		return err
+	}
+	if err := s.Publish(ctx, fewBatches); err != nil {
+		return err
+	}
+	if err := s.AwaitPassings(ctx, z, passed+1); err != nil {
+		return err
+	}
+	return s.Disband(ctx)
+}

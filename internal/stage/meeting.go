@@ -1,0 +1,73 @@
+package stage
+
+import (
+	"context"
+	"sync"
+)
+
+// Meeting is where stages meet that share services which are to be disturbed: what
+// disturbs them is done once, when all are there. It may be used again and again. A
+// nil *Meeting is one of a single stage.
+type Meeting struct {
+	mu      sync.Mutex
+	members int
+	round   *round
+}
+
+type round struct {
+	here    int
+	disturb func(context.Context) error
+	ctx     context.Context
+	done    chan struct{}
+	err     error
+}
+
+// NewMeeting is one of so many members. Each must [Meeting.Leave] it in the end.
+func NewMeeting(members int) *Meeting { return &Meeting{members: members} }
+
+// Do waits until every member has called Do or has left. Then disturb of the one who
+// came last is called, and all get its error.
+func (m *Meeting) Do(ctx context.Context, disturb func(context.Context) error) error {
+	if m == nil {
+		return disturb(ctx)
+	}
+	m.mu.Lock()
+	if m.round == nil {
+		m.round = &round{done: make(chan struct{})}
+	}
+	r := m.round
+	r.here++
+	r.ctx, r.disturb = ctx, disturb
+	m.proceed()
+	m.mu.Unlock()
+	select {
+	case <-r.done:
+		return r.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Leave says that one member will not come any more.
+func (m *Meeting) Leave() {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.members--
+	m.proceed()
+}
+
+// proceed begins the disturbance if everybody is here.
+func (m *Meeting) proceed() {
+	r := m.round
+	if r == nil || r.here < m.members {
+		return
+	}
+	m.round = nil
+	go func() {
+		r.err = r.disturb(r.ctx)
+		close(r.done)
+	}()
+}

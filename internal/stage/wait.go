@@ -1,0 +1,219 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+
+	"github.com/delivered-twice/delivered-twice/internal/lane"
+)
+
+// poll is how often something is looked at that nobody tells of.
+const poll = 20 * time.Millisecond
+
+// Await waits until reached says so. What it returns beside false is the reason that
+// is told if ctx ends first, or if a member ends that nobody has ended.
+func (s *Stage) Await(ctx context.Context, what string, reached func(context.Context) (bool, error)) error {
+	var reason error
+	for {
+		ok, err := reached(ctx)
+		if ok {
+			return nil
+		}
+		if err != nil && ctx.Err() == nil {
+			reason = err
+		}
+		if err := s.surprise(); err != nil {
+			return fmt.Errorf("wait for %s: %w", what, err)
+		}
+		if err := wait(ctx, poll); err != nil {
+			return fmt.Errorf("wait for %s: %w", what, errors.Join(err, reason))
+		}
+	}
+}
+
+// AwaitStep waits until a member has passed a step n times.
+func (s *Stage) AwaitStep(ctx context.Context, m *Member, step string, n int) error {
+	return s.Await(ctx, fmt.Sprintf("%s to pass %s, %d times", m.Attempt, step, n), func(context.Context) (bool, error) {
+		passed, err := m.Passed(step)
+		return passed >= n, err
+	})
+}
+
+// AwaitPassings waits until a member has passed steps, whichever, n times.
+func (s *Stage) AwaitPassings(ctx context.Context, m *Member, n int) error {
+	return s.Await(ctx, fmt.Sprintf("%s to pass steps, %d times", m.Attempt, n), func(context.Context) (bool, error) {
+		passed, err := m.Passings()
+		return passed >= n, err
+	})
+}
+
+// AwaitStopped waits until a member stands still at a failpoint that pauses it.
+func (s *Stage) AwaitStopped(ctx context.Context, m *Member) error {
+	return s.Await(ctx, m.Attempt+" to stand still", func(context.Context) (bool, error) { return m.Stopped() })
+}
+
+// AwaitMembers waits until the group has formed with so many members.
+func (s *Stage) AwaitMembers(ctx context.Context, n int) error {
+	return s.Await(ctx, fmt.Sprintf("group %s to have %d members", s.Group, n), func(ctx context.Context) (bool, error) {
+		state, members, err := s.groupState(ctx)
+		if err != nil {
+			return false, err
+		}
+		if state != "Stable" || members != n {
+			return false, fmt.Errorf("it is %q with %d", state, members)
+		}
+		return true, nil
+	})
+}
+
+func (s *Stage) groupState(ctx context.Context) (state string, members int, err error) {
+	if s.Lane.Progress == lane.SharedRecords {
+		groups, err := s.Admin.DescribeShareGroups(ctx, s.Group)
+		if err != nil {
+			return "", 0, err
+		}
+		g := groups[s.Group]
+		return g.GroupState, len(g.Members), g.Err
+	}
+	groups, err := s.Admin.DescribeGroups(ctx, s.Group)
+	if err != nil {
+		return "", 0, err
+	}
+	g := groups[s.Group]
+	return g.State, len(g.Members), g.Err
+}
+
+// AwaitConsumed waits until everything that was sent is consumed, by the lane's own
+// account.
+func (s *Stage) AwaitConsumed(ctx context.Context) error { return s.AwaitConsumedBy(ctx, s.Group) }
+
+// AwaitConsumedBy does so for another group than the stage's.
+func (s *Stage) AwaitConsumedBy(ctx context.Context, group string) error {
+	return s.Await(ctx, "group "+group+" of lane "+s.Lane.Name+" to consume all", func(ctx context.Context) (bool, error) {
+		return s.consumed(ctx, group)
+	})
+}
+
+func (s *Stage) consumed(ctx context.Context, group string) (bool, error) {
+	behind, err := s.behind(ctx, group)
+	for partition, n := range behind {
+		return false, fmt.Errorf("%d records of partition %d of topic %s are not consumed", n, partition, s.Input)
+	}
+	return err == nil, err
+}
+
+// Pending counts the records that are not consumed yet, by the lane's own account.
+func (s *Stage) Pending(ctx context.Context) (int, error) {
+	behind, err := s.behind(ctx, s.Group)
+	n := 0
+	for _, records := range behind {
+		n += int(records)
+	}
+	return n, err
+}
+
+// behind returns how many records of which partitions are not consumed yet.
+func (s *Stage) behind(ctx context.Context, group string) (map[int32]int64, error) {
+	ends, err := s.Admin.ListEndOffsets(ctx, s.Input)
+	if err == nil {
+		err = ends.Error()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list end offsets of topic %s: %w", s.Input, err)
+	}
+	at, err := s.progress(ctx, group)
+	if err != nil {
+		return nil, err
+	}
+	behind := make(map[int32]int64)
+	ends.Each(func(end kadm.ListedOffset) {
+		if n := end.Offset - max(at[end.Partition], 0); n > 0 { // -1 where nothing is known
+			behind[end.Partition] = n
+		}
+	})
+	return behind, nil
+}
+
+// progress returns how far a group of the lane is in each partition.
+func (s *Stage) progress(ctx context.Context, group string) (map[int32]int64, error) {
+	at := make(map[int32]int64)
+	switch s.Lane.Progress {
+	case lane.StoredOffsets:
+		return s.storedOffsets(ctx)
+	case lane.SharedRecords:
+		groups, err := s.Admin.DescribeShareGroupOffsets(ctx, group)
+		if err != nil {
+			return nil, err
+		}
+		g := groups[group]
+		if errors.Is(g.Err, kerr.GroupIDNotFound) {
+			return at, nil
+		}
+		if g.Err != nil {
+			return nil, fmt.Errorf("fetch offsets of share group %s: %w", group, g.Err)
+		}
+		for _, p := range g.Offsets[s.Input] {
+			at[p.Partition] = p.StartOffset
+		}
+	default:
+		offsets, err := s.Admin.FetchOffsets(ctx, group)
+		if errors.Is(err, kerr.GroupIDNotFound) {
+			return at, nil // no member has come yet
+		}
+		if err != nil {
+			return nil, fmt.Errorf("fetch offsets of group %s: %w", group, err)
+		}
+		for partition, o := range offsets[s.Input] {
+			at[partition] = o.At
+		}
+	}
+	return at, nil
+}
+
+// undefinedTable is the SQLSTATE of a table that is not there (PostgreSQL manual,
+// appendix A).
+const undefinedTable = "42P01"
+
+// storedOffsets returns for each partition the smallest offset of any handler.
+func (s *Stage) storedOffsets(ctx context.Context) (map[int32]int64, error) {
+	conn, err := pgx.Connect(ctx, s.DatabaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("look up the stored offsets: %w", err)
+	}
+	defer conn.Close(ctx)
+	rows, err := conn.Query(ctx, `SELECT partition, min(next_offset) FROM stored_offsets WHERE topic = $1 GROUP BY partition`, s.Input)
+	if err != nil {
+		return nil, fmt.Errorf("look up the stored offsets: %w", err)
+	}
+	at := make(map[int32]int64)
+	var partition int32
+	var next int64
+	_, err = pgx.ForEachRow(rows, []any{&partition, &next}, func() error {
+		at[partition] = next
+		return nil
+	})
+	var answered *pgconn.PgError
+	if errors.As(err, &answered) && answered.Code == undefinedTable {
+		return at, nil // no member has come yet
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up the stored offsets: %w", err)
+	}
+	return at, nil
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
