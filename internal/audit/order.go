@@ -10,15 +10,24 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/lane"
 )
 
+// Overtaking is why an event counts as reordered.
+type Overtaking struct {
+	// First is the first effect of the event.
+	First Effect
+	// By is the first effect of the latest event of the same key that was applied
+	// before First.
+	By Effect
+}
+
 // Overtaken returns the events that were applied in the wrong order: whose first
 // effect in a place was applied after the first effect of a later event of the same
-// key in that place. For each it has the effect of the latest such event.
+// key in that place.
 //
 // Effects of a topic were applied in the order of their offsets, a key having one
 // partition. Rows were applied in the order of their commits where their time is
 // known, and rows of one commit, like all rows without a time, in the order of
 // their ids. Aborted effects and those without a key are left out.
-func Overtaken(effects []Effect) map[string]Effect {
+func Overtaken(effects []Effect) map[string]Overtaking {
 	type log struct { // what has one order: a partition, or a table
 		where     string
 		partition int64
@@ -29,7 +38,7 @@ func Overtaken(effects []Effect) map[string]Effect {
 	}
 	latest := make(map[in]Effect)
 	seen := make(map[in]bool)
-	overtaken := make(map[string]Effect)
+	overtaken := make(map[string]Overtaking)
 	for _, e := range applied(effects) {
 		here := log{e.Where, e.partition}
 		event, key := in{here, e.EventID}, in{here, e.Key}
@@ -39,7 +48,7 @@ func Overtaken(effects []Effect) map[string]Effect {
 		}
 		seen[event] = true
 		if last := latest[key]; e.Sequence < last.Sequence {
-			overtaken[e.EventID] = last
+			overtaken[e.EventID] = Overtaking{First: e.Effect, By: last}
 		} else {
 			latest[key] = e.Effect
 		}

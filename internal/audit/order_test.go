@@ -13,12 +13,18 @@ import (
 func TestOvertakenTellsBeforeWhichEffect(t *testing.T) {
 	second := audit.Effect{EventID: "a2", Where: "picked", Position: "1@9", Key: "A", Sequence: 2}
 	third := audit.Effect{EventID: "a3", Where: "pick_tasks", Position: "12", Key: "A", Sequence: 3}
-	require.Equal(t, map[string]audit.Effect{"a1": second, "a2": third}, audit.Overtaken([]audit.Effect{
-		// However they are mixed: 9 is before 10.
-		{EventID: "a1", Where: "picked", Position: "1@10", Key: "A", Sequence: 1},
+	first := audit.Effect{EventID: "a1", Where: "picked", Position: "1@10", Key: "A", Sequence: 1}
+	late := audit.Effect{EventID: "a2", Where: "pick_tasks", Position: "13", Key: "A", Sequence: 2}
+	require.Equal(t, map[string]audit.Overtaking{
+		"a1": {First: first, By: second},
+		"a2": {First: late, By: third},
+	}, audit.Overtaken([]audit.Effect{
+		// However they are mixed: 9 is before 10, and a duplicate is none of it.
+		{EventID: "a2", Where: "pick_tasks", Position: "14", Key: "A", Sequence: 2},
+		first,
 		second,
 		third,
-		{EventID: "a2", Where: "pick_tasks", Position: "13", Key: "A", Sequence: 2},
+		late,
 		{EventID: "a1", Where: "pick_tasks", Position: "2", Key: "A", Sequence: 1},
 		{EventID: "a3", Where: "picked", Position: "1@2", Key: "A", Sequence: 3, Aborted: true},
 		{EventID: "a1", Where: "loyalty_points", Position: "3"},

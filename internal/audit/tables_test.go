@@ -183,7 +183,7 @@ func TestTablesTakeTheTimeOfTheCommitWhereItIsKept(t *testing.T) {
 		return
 	}
 	require.GreaterOrEqual(t, latency.P50, 50.0)
-	require.Less(t, latency.P50, 10_000.0)
+	require.Less(t, latency.P50, longest(start), "longer than all of this took")
 }
 
 func TestTablesWaitForAnOpenTransaction(t *testing.T) {

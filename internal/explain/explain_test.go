@@ -140,6 +140,13 @@ func TestLife(t *testing.T) {
 			want: []string{"evt_1 is duplicated in pick_tasks: attempt none-0.1 was stopped (SIGSTOP) after `polled`, before `worked`, and went on later; attempt none-1.1 did it again."},
 		},
 		{
+			name: "stopped with other events, before and after",
+			kept: newKept().pass("none-0.1", "polled", "evt_0").end("none-0.1", "SIGSTOP").pass("none-0.1", "worked committed acknowledged", "evt_0").
+				pass("none-0.1", guard, "evt_1").row("none-0.1", "evt_1", "pick_tasks").
+				pass("none-0.1", "polled", "evt_2").end("none-0.1", "SIGSTOP").pass("none-0.1", "worked committed acknowledged", "evt_2"),
+			want: []string{"evt_1 is once in pick_tasks: attempt none-0.1 did it."},
+		},
+		{
 			name: "acknowledged before it was done",
 			kept: newKept().pass("ack-0.1", "polled acknowledged worked committed", "evt_0").row("ack-0.1", "evt_0", "pick_tasks").
 				pass("ack-0.1", "polled acknowledged", "evt_1").end("ack-0.1", "SIGKILL").

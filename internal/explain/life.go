@@ -288,11 +288,11 @@ func distinct(a *attempt) (steps []string) {
 // late says which later event overtook the event in a place; "" where none did.
 func (l life) late(p place) string {
 	own := slices.DeleteFunc(slices.Clone(l.Effects), func(e audit.Effect) bool { return e.Where != p.where })
-	by, overtaken := audit.Overtaken(own)[l.eventID]
+	o, overtaken := audit.Overtaken(own)[l.eventID]
 	if !overtaken {
 		return ""
 	}
-	first := own[slices.IndexFunc(own, func(e audit.Effect) bool { return e.EventID == l.eventID && !e.Aborted })]
 	return fmt.Sprintf("%s in %s: it is event %d of %s, and event %d of it, %s, was there before: %s by attempt %s, and only then %s by attempt %s",
-		lane.Reordered, placeholder, first.Sequence, first.Key, by.Sequence, by.EventID, describe(by), by.Attempt, describe(first), first.Attempt)
+		lane.Reordered, placeholder, o.First.Sequence, o.First.Key, o.By.Sequence, o.By.EventID,
+		describe(o.By), o.By.Attempt, describe(o.First), o.First.Attempt)
 }

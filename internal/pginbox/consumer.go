@@ -71,7 +71,8 @@ type ConsumerOptions struct {
 	// RetryBackoff is about how long the pause is before an acknowledgement is tried
 	// again; it doubles, up to a hundredfold. The default is 100 ms.
 	RetryBackoff time.Duration
-	// Hook, where set, is called at the steps Polled and Acknowledged.
+	// Hook, where set, is called at the steps Polled and Acknowledged; at the latter
+	// from another goroutine with AcknowledgeAfterFlush.
 	Hook Hook
 	// Logger, where set, hears what a person running the consumer should know.
 	Logger *slog.Logger
@@ -146,12 +147,14 @@ func NewConsumer(o ConsumerOptions) (*Consumer, error) {
 // group: its partitions wait for its return for as long as the session timeout.
 //
 // A batch that is lost on the way, or that takes so long that the group has given its
-// partitions away, comes again, here or at another member. The inbox absorbs it, so a
-// member that has lost its partitions without knowing does no harm.
+// partitions away, comes again, here or at another member (but see AcknowledgeFirst).
+// The inbox absorbs it, or refuses it where offsets are stored, so a member that has
+// lost its partitions without knowing does no harm.
 //
-// Run returns an error for what another try cannot mend: an error of Process, another
-// process that has joined as the same instance, a missing permission, a group of
-// another kind, a topic that is gone.
+// Run returns an error for what another try cannot mend: an error of Process or
+// Resume, another process that has joined as the same instance, a missing permission,
+// a group of another kind, a topic that is gone, or one that ends before its stored
+// offset.
 func (c *Consumer) Run(ctx context.Context) error {
 	m := &member{Consumer: c}
 	var err error

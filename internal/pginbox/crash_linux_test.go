@@ -146,7 +146,6 @@ func TestTheDatabaseCrashes(t *testing.T) {
 		"ids, acknowledged at once":         {pginbox.RememberIDs, false, true},
 		"ids, acknowledged after flush":     {pginbox.RememberIDs, true, false},
 		"offsets, whatever is acknowledged": {pginbox.RememberOffsets, false, false},
-		"both, whatever is acknowledged":    {pginbox.RememberBoth, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t)

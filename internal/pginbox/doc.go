@@ -42,15 +42,49 @@
 //     [HashKeys] any id will do.
 //   - Several handlers of one event: each has rows and transactions of its own.
 //
+// # Offsets instead of ids
+//
+// A consumer of Kafka can instead keep, in the transaction of the work, how far it has
+// got ([RememberOffsets]), and start from there:
+//
+//	BEGIN;
+//	UPDATE stored_offsets SET next_offset = 1042
+//	WHERE handler = 'warehouse' AND topic = 'orders.paid' AND partition = 3
+//	  AND next_offset = 1000 AND fence = 77;  -- one row, or somebody else has it
+//	INSERT INTO pick_tasks …
+//	COMMIT;
+//
+// A record that comes again is below the stored offset. Whoever takes a partition over
+// ([Inbox.Resume]) draws a new fence, and from then on the former owner, which may be a
+// process that stood still and does not know yet, changes no row and rolls back. An
+// event that failed alone holds back those that come later until it is done or a dead
+// letter. So the work of a partition is done in the order of its records.
+//
+// The group's offsets are then only for show. A publisher that sends an event twice
+// sends two records, and both are done, unless ids are kept too ([RememberBoth]).
+//
+// # Commits that do not wait for the disk
+//
+// With [Options].AsynchronousCommit a crash of the database takes back the last
+// commits. Stored offsets are taken back with the work, so the events come again.
+// Offsets that were acknowledged to Kafka are not: there
+// [ConsumerOptions].AcknowledgeAfterFlush acknowledges only what the write-ahead log
+// has on disk. A position in that log is not proof enough, because after a crash other
+// WAL takes the positions of what was lost; the consumer asks a session that was there
+// before the batch, and a session does not survive a crash.
+//
 // # What is promised
 //
 // Once [Inbox.Process] has returned nil, each event has been worked on by each handler
 // in exactly one committed transaction since its inbox row was last purged, or is a
 // dead letter. That holds whatever dies and whenever, and however many processes
-// deliver the same events at the same time.
+// deliver the same events at the same time. Where only offsets are remembered, read
+// record for event, and there is nothing to purge; where they are remembered at all,
+// the transactions of a partition are committed in the order of its records.
 //
 // Acknowledging is the caller's part, and must come after. [Consumer] does it for a
 // Kafka consumer group; Process knows nothing of groups and serves any source.
+// [ConsumerOptions].AcknowledgeFirst turns it round, for comparison: at most once.
 //
 // # Where it stops
 //
@@ -62,20 +96,21 @@
 //     window that is shorter than redelivery can last; how long that is, only the
 //     source can tell. A consumer group whose offsets are lost starts over at the
 //     beginning of the topic, so the topic's retention counts.
-//   - Order is not fenced. An event that failed is done after those that came later in
-//     its batch; and a consumer that was paused while its partitions moved on may
-//     still do the work of what nobody has done yet, after what came later.
+//   - Ids alone keep no order: an event that failed is done after those that came later
+//     in its batch, and a former owner of a partition may be the one that does it.
 //   - Ids are believed. Two events under one id are one, and one event under two ids
-//     is two.
+//     is two. Offsets are believed, too: a topic that is deleted and created anew under
+//     its name begins again at 0, and its rows in stored_offsets must be deleted.
 //   - A commit that the server forgets (synchronous_commit off and a crash, a failover
-//     to a replica that lagged) takes row and work with it, and the event is lost if
-//     it was acknowledged by then.
+//     to a replica that lagged) takes what is remembered and the work with it. The event
+//     is lost if only ids are remembered and it was acknowledged by then. A failover
+//     can take back a fence as well, and let a former owner in again.
 //   - Attempts are counted in memory: a process that dies gives an event fresh ones.
 //
 // # What it costs
 //
-// One round trip more than the work alone, for a whole batch, and a row and two index
-// entries an event. The table cannot be partitioned by seen_at, because a
+// One round trip more than the work alone, for a whole batch, and with ids a row and
+// two index entries an event. The table of ids cannot be partitioned by seen_at, because a
 // unique index of a partitioned table must contain the partition key (PostgreSQL
 // manual, "Table Partitioning"), and the same id would fit in again under another
 // seen_at.

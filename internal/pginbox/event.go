@@ -24,8 +24,9 @@ type Event struct {
 
 // Handler does the work of events in Postgres.
 type Handler struct {
-	// Name keeps this handler's inbox rows apart from those of others. It is stored
-	// with every row: a handler that is renamed does everything again. At most
+	// Name keeps this handler's inbox rows and stored offsets apart from those of
+	// others, in other consumer groups too. It is stored with every row: a handler that
+	// is renamed does everything again. At most
 	// [MaxNameBytes] bytes of valid UTF-8, without NUL.
 	Name string
 
@@ -42,7 +43,8 @@ type Handler struct {
 	//
 	// An error is taken as the fault of the events: they are halved and tried again,
 	// and an event that has failed alone [Options].MaxAttempts times becomes a dead
-	// letter; at once, if the error is [Permanent]. An error that is not their fault
+	// letter; at once, if the error is [Permanent]. Where offsets are remembered, what
+	// comes later in the batch waits for that. An error that is not their fault
 	// (from Postgres one of those that [Transient] names, or any that is marked
 	// [Unavailable]) never counts, and is tried again until the context ends.
 	//

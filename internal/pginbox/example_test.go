@@ -2,6 +2,7 @@ package pginbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"testing"
@@ -135,6 +136,68 @@ func ExampleConsumer() {
 	// Output:
 	// handled evt_9f3k
 	// stopped: <nil>
+}
+
+// Offsets are kept in the database of the work, and whoever takes a partition over
+// fences its former owner off.
+func ExampleInbox_Resume() {
+	ctx := context.Background()
+	t := &exampleTB{}
+	defer t.cleanup()
+	databaseURL := sandboxtest.Database(t) // yours
+	if err := pginbox.Migrate(ctx, databaseURL); err != nil {
+		log.Fatal(err)
+	}
+	pool, err := pgxpool.New(ctx, databaseURL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
+
+	// Two processes of one consumer group; Resume is called by their Consumers.
+	owner := func(name string) *pginbox.Inbox {
+		inbox, err := pginbox.New(pool, pginbox.Options{
+			Remember: pginbox.RememberOffsets,
+			Handlers: []pginbox.Handler{{
+				Name: "warehouse",
+				Handle: func(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
+					fmt.Println(name, "handles", events[0].ID)
+					return nil
+				},
+			}},
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		return inbox
+	}
+	resume := func(inbox *pginbox.Inbox) int64 {
+		starts, err := inbox.Resume(ctx, map[string][]int32{"orders.paid": {3}})
+		if err != nil {
+			log.Fatal(err)
+		}
+		return starts["orders.paid"][3]
+	}
+	at := func(offset int64, id string) []pginbox.Event {
+		return []pginbox.Event{{ID: id, Record: &kgo.Record{Topic: "orders.paid", Partition: 3, Offset: offset}}}
+	}
+
+	first, second := owner("first"), owner("second")
+	fmt.Println("first starts at", resume(first))
+	fmt.Println(first.Process(ctx, at(0, "evt_9f3k")))
+	// The first stands still for too long, and the group gives its partition away.
+	fmt.Println("second starts at", resume(second))
+	// It wakes up with the next record in hand.
+	fmt.Println("refused:", errors.Is(first.Process(ctx, at(1, "evt_9f3l")), pginbox.ErrStale))
+	fmt.Println(second.Process(ctx, at(1, "evt_9f3l")))
+	// Output:
+	// first starts at 0
+	// first handles evt_9f3k
+	// <nil>
+	// second starts at 1
+	// refused: true
+	// second handles evt_9f3l
+	// <nil>
 }
 
 // exampleTB lets an example, which has no testing.TB, use the tests' services.

@@ -107,7 +107,8 @@ func (o Options) validate() error {
 }
 
 // Inbox delivers events to handlers so that the work of each event is done once. It
-// is safe for concurrent use.
+// is safe for concurrent use. Where offsets are remembered it is one owner of
+// partitions, so every consumer needs one of its own.
 type Inbox struct {
 	pool     *pgxpool.Pool
 	options  Options
@@ -135,9 +136,9 @@ func New(pool *pgxpool.Pool, o Options) (*Inbox, error) {
 }
 
 // Process delivers events to every handler. It returns nil once each handler has
-// each event either done, now or before, or stored as a dead letter, durably. Only
-// then may the caller acknowledge the events to their source; on an error it must
-// not, and the source delivers them again.
+// each event either done, now or before, or stored as a dead letter, durably (but see
+// AsynchronousCommit). Only then may the caller acknowledge the events to their
+// source; on an error it must not, and the source delivers them again.
 //
 // The handlers run concurrently, each in transactions of its own: one that fails and
 // waits neither blocks the others nor repeats them. Process waits for the slowest;

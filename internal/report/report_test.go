@@ -153,6 +153,41 @@ func TestJudgeNeedsEveryScopeClaimedAndCounted(t *testing.T) {
 	require.ErrorContains(t, err, `claims nothing of kafka under "earthquake"`)
 }
 
+func TestJudgeLeavesOutWhatIsNotApplicable(t *testing.T) {
+	l := lane.Lane{
+		Name:   "x",
+		Scopes: []lane.Scope{lane.Kafka, lane.Order},
+		Claims: map[lane.Fault]map[lane.Scope]lane.Claim{lane.Kill9: {
+			lane.Kafka: {Says: lane.MayLose | lane.MayDuplicate, Shows: lane.MayLose},
+			lane.Order: {Says: lane.NotApplicable},
+		}},
+	}
+	lost := lane.Counts{Expected: 2, Once: 1, Lost: 1}
+	judged, err := report.Judge(l, lane.Kill9, map[lane.Scope]lane.Counts{lane.Kafka: lost})
+	require.NoError(t, err)
+	require.Equal(t, map[lane.Scope]report.Scope{
+		lane.Kafka: {Counts: lost, Claim: lane.MayLose | lane.MayDuplicate, Held: true},
+	}, judged)
+}
+
+// The column is there where somebody watched the order, and only there.
+func TestTableOfOrder(t *testing.T) {
+	r := headline(t)
+	require.NotContains(t, render(t, r), "re- ")
+	r.Results[1].Scopes[lane.Order] = report.Scope{
+		Counts: lane.Counts{Expected: 1_000_000, Once: 999_998, Reordered: 2}, Claim: lane.MayReorder, Held: true,
+	}
+	table := render(t, r)
+	for _, want := range []string{
+		"lost dupli- aborted- re- claim cated visible ordered",
+		"eos + postgres kafka 20,000 20,000 0 0 0 0 held",
+		"order 1,000,000 999,998 0 0 0 2 held",
+		"inbox + direct produce / order: 2 of 1,000,000 events reordered.",
+	} {
+		require.Contains(t, table, want)
+	}
+}
+
 func TestWriteAndRead(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "runs", "one")
 	r := headline(t)

@@ -83,13 +83,14 @@ func (p painter) count(n int, held bool) string {
 }
 
 func (r Report) grid(p painter) string {
-	header := []any{"approach", "scope", "expected", "once", "lost", "duplicated", "aborted-\nvisible"}
-	ordered := r.watchesOrder()
+	header := []any{"approach", "scope", "expected", "once", "lost", "duplicated", "aborted-\nvisible", "claim"}
+	approachWidth, ordered := longName, r.watchesOrder()
 	if ordered {
-		header = append(header, "reordered")
+		header = []any{"approach", "scope", "expected", "once", "lost", "dupli-\ncated", "aborted-\nvisible", "re-\nordered", "claim"}
+		approachWidth = 18 // or the further column would make it too wide
 	}
-	t := newTable(append(header, "claim")...)
-	setColumns(t, 3, len(header))
+	t := newTable(header...)
+	setColumns(t, approachWidth, 3, len(header)-1)
 	for i, result := range r.Results {
 		if i > 0 {
 			t.AppendSeparator()
@@ -130,7 +131,7 @@ func (r Report) watchesOrder() bool {
 
 func (r Report) costs() string {
 	t := newTable("approach", "events/s", "p50 ms", "p99 ms", "max ms", "recovery ms", "kills")
-	setColumns(t, 2, 7)
+	setColumns(t, longName, 2, 7)
 	for _, result := range r.Results {
 		latency := []any{notAvailable, notAvailable, notAvailable}
 		if l := result.LatencyMS; l != nil {
@@ -265,10 +266,13 @@ func render(t table.Writer) string {
 	return strings.ReplaceAll(t.Render(), strings.Repeat(rule, len(padding))+"\n", "\n")
 }
 
+// longName is how wide the name of an approach may usually be.
+const longName = 24
+
 // setColumns puts the figures of columns first to last under one another, and
 // keeps a long name from making the table wider than it may be.
-func setColumns(t table.Writer, first, last int) {
-	columns := []table.ColumnConfig{{Number: 1, WidthMax: 24, WidthMaxEnforcer: text.WrapSoft}}
+func setColumns(t table.Writer, nameWidth, first, last int) {
+	columns := []table.ColumnConfig{{Number: 1, WidthMax: nameWidth, WidthMaxEnforcer: text.WrapSoft}}
 	for n := first; n <= last; n++ {
 		columns = append(columns, table.ColumnConfig{Number: n, Align: text.AlignRight, AlignHeader: text.AlignRight})
 	}

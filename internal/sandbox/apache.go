@@ -17,7 +17,7 @@ import (
 func startApacheKafka(ctx context.Context, o Options) (*Services, error) {
 	configs, err := json.Marshal(o.BrokerConfigs)
 	if err != nil {
-		return nil, fmt.Errorf("Apache Kafka: broker configs: %w", err)
+		return nil, fmt.Errorf("broker configs for Apache Kafka: %w", err)
 	}
 	c, said, err := launchService(ctx, apacheRole, o.Dir, strconv.Itoa(max(1, o.Nodes)), string(configs))
 	if err != nil {

@@ -41,7 +41,7 @@ func (s *Services) controlGivenKafka() {
 		ok = err == nil && !slices.ContainsFunc(s.Brokers, func(address string) bool { return !slices.Contains(bootstrap, address) })
 	}
 	if !ok {
-		s.kafkaRefusal = fmt.Errorf("Kafka at %s was given by address and is none that compose/local runs: it is not ours to stop; "+
+		s.kafkaRefusal = fmt.Errorf("the Kafka at %s was given by address and is none that compose/local runs: it is not ours to stop; "+
 			`give none, or start one with compose/local up and run eval "$(compose/local env)"`, strings.Join(s.Brokers, ","))
 		return
 	}
@@ -57,7 +57,7 @@ func (s *Services) controlGivenPostgres() {
 		ok = err == nil && portErr == nil && config.Host == "127.0.0.1" && strconv.Itoa(int(config.Port)) == port
 	}
 	if !ok {
-		s.postgresRefusal = fmt.Errorf("PostgreSQL at %s was given by address and is none that compose/local runs: it is not ours to stop; "+
+		s.postgresRefusal = fmt.Errorf("the PostgreSQL at %s was given by address and is none that compose/local runs: it is not ours to stop; "+
 			`give none, or start one with compose/local up and run eval "$(compose/local env)"`, endpoint.Redact(s.DatabaseURL))
 		return
 	}

@@ -54,9 +54,17 @@ func awaitEnd(ctx context.Context, processes ...*process.Process) error {
 }
 
 // gone reports whether a process has ended, even if nobody has collected it yet.
+// The zombie of a process with many threads may be only its first one: while the
+// others are ending, files and ports are still held.
 func gone(p *process.Process) bool {
-	running, err := p.IsRunning()
-	return err == nil && !running || hasStatus(p, process.Zombie)
+	if running, err := p.IsRunning(); err == nil && !running {
+		return true
+	}
+	if !hasStatus(p, process.Zombie) {
+		return false
+	}
+	threads, err := p.NumThreads()
+	return err != nil || threads <= 1
 }
 
 func hasStatus(p *process.Process, status string) bool {

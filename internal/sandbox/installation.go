@@ -219,13 +219,18 @@ type installedPostgres struct {
 	url string
 }
 
-func (s installedPostgres) process() (*process.Process, error) {
+// lockFile holds the postmaster's process id.
+func (s installedPostgres) lockFile() (string, error) {
 	cluster, err := s.read("postgres", "cluster")
+	return filepath.Join(cluster, "data", "postmaster.pid"), err
+}
+
+func (s installedPostgres) process() (*process.Process, error) {
+	lock, err := s.lockFile()
 	if err != nil {
 		return nil, err
 	}
-	data := filepath.Join(cluster, "data")
-	return s.installation.process(filepath.Join(data, "postmaster.pid"), data)
+	return s.installation.process(lock, filepath.Dir(lock))
 }
 
 func (s installedPostgres) start(ctx context.Context) error {
@@ -252,5 +257,14 @@ func (s installedPostgres) kill(ctx context.Context) error {
 	if err != nil || p == nil {
 		return err
 	}
-	return killFamily(ctx, p)
+	if err := killFamily(ctx, p); err != nil {
+		return err
+	}
+	// As long as nobody has collected the dead postmaster, the next one would take
+	// it for a running one.
+	lock, err := s.lockFile()
+	if err != nil {
+		return err
+	}
+	return os.Remove(lock)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -60,10 +61,16 @@ func pingRedis(ctx context.Context, address string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	client := redis.NewClient(options)
-	defer func() { _ = client.Close() }()
-	if err := client.Ping(ctx).Err(); err != nil {
-		return fmt.Errorf("no answer from Redis at %s: %s; check the address, the password, and that the server is up", options.Addr, oneLine(err))
+	// The client would write about a refused connection to standard error.
+	conn, err := (&net.Dialer{}).DialContext(ctx, options.Network, options.Addr)
+	if err == nil {
+		_ = conn.Close()
+		client := redis.NewClient(options)
+		defer func() { _ = client.Close() }()
+		err = client.Ping(ctx).Err()
+	}
+	if err != nil {
+		return fmt.Errorf("no answer from Redis at %s: %w; check the address, the password, and that the server is up", options.Addr, err)
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func StartKafka(ctx context.Context, o Options) (*Services, error) {
 		return startEmbeddedKafka(ctx, o)
 	case Apache:
 		if o.Nodes != 0 && o.Nodes != 1 && o.Nodes != 3 {
-			return nil, fmt.Errorf("Apache Kafka cannot be started with %d brokers, only with 1 or 3", o.Nodes)
+			return nil, fmt.Errorf("no Apache Kafka can be started with %d brokers, only with 1 or 3", o.Nodes)
 		}
 		return startApacheKafka(ctx, o)
 	default:

@@ -26,6 +26,7 @@ import (
 
 func TestMain(m *testing.M) {
 	process.Register("sandbox-user", sandboxUser)
+	process.Register("sandbox-breaker", sandboxBreaker)
 	process.Init()
 	code := m.Run()
 	if err := sharedServices.Close(); err != nil {
@@ -57,32 +58,40 @@ func sandboxUser([]string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	u, err := url.Parse(s.DatabaseURL)
+	f, err := occupied(s)
 	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	f := footprint{Ports: append([]string{u.Host}, s.Brokers...)}
+	if err := json.NewEncoder(os.Stdout).Encode(f); err != nil {
+		return 1
+	}
+	select {}
+}
+
+// occupied is the footprint of s, which must be the only one in the folder for
+// temporary files.
+func occupied(s *Services) (f footprint, err error) {
+	u, err := url.Parse(s.DatabaseURL)
+	if err != nil {
+		return f, err
+	}
+	f.Ports = append([]string{u.Host}, s.Brokers...)
 	for _, c := range s.started {
 		f.Pids = append(f.Pids, c.cmd.Process.Pid)
 	}
 	servers, err := filepath.Glob(filepath.Join(os.TempDir(), "*", "data", "postmaster.pid"))
 	if err != nil || len(servers) != 1 {
-		return 1
+		return f, fmt.Errorf("PostgreSQL servers: %v %w", servers, err)
 	}
 	content, err := os.ReadFile(servers[0])
 	if err != nil {
-		return 1
+		return f, err
 	}
 	first, _, _ := strings.Cut(string(content), "\n")
 	server, err := strconv.Atoi(first)
-	if err != nil {
-		return 1
-	}
 	f.Pids = append(f.Pids, server)
-	if err := json.NewEncoder(os.Stdout).Encode(f); err != nil {
-		return 1
-	}
-	select {}
+	return f, err
 }
 
 // tempFolder makes an empty folder the one for temporary files, for this process
