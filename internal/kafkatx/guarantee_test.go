@@ -3,9 +3,10 @@ package kafkatx_test
 import (
 	"context"
 	"encoding/binary"
-	"io"
 	"net"
+	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -48,7 +49,7 @@ func (c *cutConn) Read(p []byte) (int, error) {
 	if c.deaf.Load() && n > 0 {
 		c.cutter.cut.Add(1)
 		_ = c.Conn.Close()
-		return 0, io.ErrUnexpectedEOF
+		return 0, &net.OpError{Op: "read", Net: "tcp", Err: os.NewSyscallError("read", syscall.ECONNRESET)}
 	}
 	return n, err
 }
