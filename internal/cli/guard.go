@@ -96,6 +96,7 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 			return Usage(errors.New(rule.says))
 		}
 	}
+	p.shareGroup = p.source == sourceShareGroup
 	if err := p.purgePolicy().Validate(); err != nil {
 		return Usage(err)
 	}

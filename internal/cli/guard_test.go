@@ -18,6 +18,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/lane"
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
+	"github.com/delivered-twice/delivered-twice/internal/sandbox/sandboxtest"
 	"github.com/delivered-twice/delivered-twice/internal/trace"
 	"github.com/delivered-twice/delivered-twice/internal/warehouse"
 )
@@ -86,6 +87,29 @@ func TestShapeHoldsForPickTasksOnly(t *testing.T) {
 	}
 	require.Equal(t, 400, rows[warehouse.PickTasks])
 	require.Greater(t, rows[warehouse.LoyaltyPoints], 400)
+}
+
+// A share group has no offsets to look at: what is done is in Postgres.
+func TestShareGroupKilledAtEveryStep(t *testing.T) {
+	for _, step := range pginbox.Steps() {
+		t.Run(string(step), func(t *testing.T) {
+			b := newBench(t)
+			// Of several partitions a dead member keeps some until its session timeout.
+			b.input = sandboxtest.Topic(t, 1)
+			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
+			args := []string{"--source=share-group", "--batch-size=100"}
+			victim := b.start(cli.InboxPipelineName, []string{failpoint.Variable + "=" + string(step) + ":2:kill"}, args...)
+			require.Equal(t, sigkill, victim.wait(), victim.stderr.String())
+			successor := b.start(cli.InboxPipelineName, nil, args...)
+			pool := b.pool()
+			require.Eventually(t, func() bool {
+				found, err := audit.Tables(t.Context(), pool, expected)
+				return err == nil && found.Rows.Lost == 0
+			}, patience, 50*time.Millisecond, "the group does not get to the end of the input")
+			successor.end()
+			require.Equal(t, lane.Counts{Expected: 400, Once: 400}, b.auditTables(expected).Rows)
+		})
+	}
 }
 
 // What a publisher sent twice is absorbed by the guards that keep ids; by the shortcuts

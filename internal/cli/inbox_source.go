@@ -17,6 +17,22 @@ type consumer interface {
 
 // consumer returns what --source names.
 func (p *inboxPipeline) consumer(guard openGuard, pool *pgxpool.Pool, hook pginbox.Hook) (consumer, error) {
+	if p.source == sourceShareGroup {
+		c, err := pginbox.NewShareConsumer(pginbox.ShareConsumerOptions{
+			Client:    p.client(),
+			Group:     p.group,
+			Topics:    []string{p.input},
+			BatchSize: p.batchSize,
+			Identify:  order.ID,
+			Process:   guard.process,
+			Hook:      hook,
+			Logger:    p.logger(),
+		})
+		if err != nil {
+			return nil, Usage(err)
+		}
+		return c, nil
+	}
 	options := pginbox.ConsumerOptions{
 		Client:           p.client(),
 		Group:            p.group,

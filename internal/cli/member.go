@@ -38,6 +38,7 @@ type member struct {
 	attempt        string
 	maxAttempts    int
 	sessionTimeout time.Duration
+	shareGroup     bool // group is a share group (KIP-932)
 }
 
 func (m *member) flags(cmd *cobra.Command, program, output string) {
@@ -175,8 +176,15 @@ func (m *member) checkGroup(ctx context.Context, admin *kadm.Client, partitions 
 	if err != nil {
 		return fmt.Errorf("list groups: %w", err)
 	}
-	if kind := listed[m.group].GroupType; kind != "" && kind != "classic" {
+	wanted := "classic"
+	if m.shareGroup {
+		wanted = "share"
+	}
+	if kind := listed[m.group].GroupType; kind != "" && kind != wanted {
 		return fmt.Errorf("group %s is in use as a %s group: choose another --group", m.group, kind)
+	}
+	if m.shareGroup {
+		return m.checkShareGroup(ctx, admin)
 	}
 	groups, err := admin.DescribeGroups(ctx, m.group)
 	if err == nil {
@@ -200,6 +208,27 @@ func (m *member) checkGroup(ctx context.Context, admin *kadm.Client, partitions 
 	}
 	if others >= partitions {
 		return fmt.Errorf("topic %s has %d partitions, too few: group %s has %d other members already, and instance %s would get none", m.input, partitions, m.group, others, m.instance)
+	}
+	return nil
+}
+
+// checkShareGroup refuses a share group with members that are another program. There
+// may be more members than partitions.
+func (m *member) checkShareGroup(ctx context.Context, admin *kadm.Client) error {
+	groups, err := admin.DescribeShareGroups(ctx, m.group)
+	if err == nil {
+		err = groups[m.group].Err
+	}
+	if errors.Is(err, kerr.GroupIDNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look up share group %s: %w", m.group, err)
+	}
+	for _, other := range groups[m.group].Members {
+		if other.ClientID != m.program {
+			return fmt.Errorf("share group %s is in use by another program (client id %q at %s): choose another --group", m.group, other.ClientID, other.ClientHost)
+		}
 	}
 	return nil
 }
