@@ -11,8 +11,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/delivered-twice/delivered-twice/internal/endpoint"
+	"github.com/delivered-twice/delivered-twice/internal/failpoint"
 	"github.com/delivered-twice/delivered-twice/internal/kafkatx"
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
@@ -28,6 +30,7 @@ const EOSPipelineName = "eos-pipeline"
 const (
 	touchNothing  = "none"
 	touchPostgres = "postgres"
+	touchInbox    = "inbox"
 )
 
 type eosPipeline struct {
@@ -50,7 +53,9 @@ func EOSPipeline(args []string) int {
 
 With --guarantee=exactly-once the input offsets and the output become visible in
 one Kafka transaction. With --touch=postgres it also creates pick tasks and awards
-points in Postgres from inside that transaction, which does not cover them.
+points in Postgres from inside that transaction, which does not cover them. With
+--touch=inbox it does so through an inbox, which commits first: an event that comes
+again, because its Kafka transaction was aborted, is only produced again.
 
 Several instances share the partitions; each needs an --instance of its own.
 SIGTERM finishes what is open and ends it.`,
@@ -60,7 +65,7 @@ SIGTERM finishes what is open and ends it.`,
 	p.flags(cmd, EOSPipelineName, "orders.picked")
 	f := cmd.Flags()
 	f.StringVar(&p.guarantee, "guarantee", string(kafkatx.ExactlyOnce), fmt.Sprintf("one of %v", kafkatx.Guarantees()))
-	f.StringVar(&p.touch, "touch", touchNothing, "what the handler touches from inside the transaction: none or postgres")
+	f.StringVar(&p.touch, "touch", touchNothing, "what the handler touches from inside the transaction: none, postgres, or inbox for Postgres through an inbox")
 	f.StringVar(&p.deadLetters, "dead-letters", "orders.dead-letters", "topic of events that could not be handled")
 	f.DurationVar(&p.commitInterval, "commit-interval", 100*time.Millisecond, "a transaction ends so long after it began; 0: after every poll")
 	f.IntVar(&p.maxTransactionRecords, "max-transaction-records", 10_000, "a transaction ends with so many input records")
@@ -76,9 +81,16 @@ func (p *eosPipeline) run(ctx context.Context) error {
 	if !slices.Contains(kafkatx.Guarantees(), guarantee) {
 		return Usage(fmt.Errorf("--guarantee is %q, must be one of %v", p.guarantee, kafkatx.Guarantees()))
 	}
-	hook, err := p.hook(guarantee)
+	if touches := []string{touchNothing, touchPostgres, touchInbox}; !slices.Contains(touches, p.touch) {
+		return Usage(fmt.Errorf("--touch is %q, must be one of %v", p.touch, touches))
+	}
+	planned, err := plannedFailpoint(p.steps(guarantee))
 	if err != nil {
 		return err
+	}
+	passings, err := trace.FromEnv(p.attempt)
+	if err != nil {
+		return Usage(err)
 	}
 	config := kafkatx.Config{
 		Client:                p.client(),
@@ -95,53 +107,64 @@ func (p *eosPipeline) run(ctx context.Context) error {
 		TransactionTimeout:    p.transactionTimeout,
 		SessionTimeout:        p.sessionTimeout,
 		Logger:                p.logger(),
-		Hook:                  hook,
+		Hook: func(_ context.Context, passage kafkatx.Passage) error {
+			if passings != nil {
+				ids := make([]string, len(passage.Records))
+				for i, r := range passage.Records {
+					ids[i] = order.ID(r)
+				}
+				if err := passings.Pass(string(passage.Step), "", ids); err != nil {
+					return err
+				}
+			}
+			return planned.Pass(string(passage.Step))
+		},
 	}
-	switch p.touch {
-	case touchNothing:
-	case touchPostgres:
-		pool, err := p.openWarehouse(ctx)
+	if p.touch != touchNothing {
+		pool, err := p.pool(ctx)
 		if err != nil {
 			return err
 		}
 		defer pool.Close()
-		config.Handler = p.touching(pool, config.Handler)
-	default:
-		return Usage(fmt.Errorf("--touch is %q, must be %s or %s", p.touch, touchNothing, touchPostgres))
+		if p.touch == touchInbox {
+			config.Handler, err = p.throughInbox(pool, config.Handler, planned, passings)
+		} else {
+			config.Handler = p.touching(pool, config.Handler)
+		}
+		if err != nil {
+			return Usage(err)
+		}
 	}
 	engine, err := kafkatx.New(config)
 	if err != nil {
 		return Usage(err)
 	}
-	if err := p.checkKafka(ctx, p.output, p.deadLetters); err != nil {
+	// At the same time: a process that was killed is to be back soon.
+	checks, checking := errgroup.WithContext(ctx)
+	checks.Go(func() error { return p.checkKafka(checking, p.output, p.deadLetters) })
+	if p.touch != touchNothing {
+		checks.Go(func() error { return p.migrate(checking) })
+	}
+	if err := checks.Wait(); err != nil {
 		return err
 	}
 	return engine.Run(ctx)
 }
 
-// hook returns what happens at every step: it is traced, and then a planned mishap
-// strikes.
-func (p *eosPipeline) hook(guarantee kafkatx.Guarantee) (kafkatx.Hook, error) {
-	planned, err := plannedFailpoint(kafkatx.Steps(guarantee))
-	if err != nil {
-		return nil, err
+// steps are the names at which a failpoint may strike: those of the engine, and with
+// an inbox those of its handlers, such as committed@warehouse.
+func (p *eosPipeline) steps(g kafkatx.Guarantee) []string {
+	var steps []string
+	for _, step := range kafkatx.Steps(g) {
+		steps = append(steps, string(step))
 	}
-	writer, err := trace.FromEnv(p.attempt)
-	if err != nil {
-		return nil, Usage(err)
+	if p.touch != touchInbox {
+		return steps
 	}
-	return func(_ context.Context, passage kafkatx.Passage) error {
-		if writer != nil {
-			ids := make([]string, len(passage.Records))
-			for i, r := range passage.Records {
-				ids[i] = order.ID(r)
-			}
-			if err := writer.Pass(string(passage.Step), "", ids); err != nil {
-				return err
-			}
-		}
-		return planned.Pass(string(passage.Step))
-	}, nil
+	for _, step := range []pginbox.Step{pginbox.Begun, pginbox.Inserted, pginbox.Worked, pginbox.Committed} {
+		steps = append(steps, stepOf(step, handlerWarehouse), stepOf(step, handlerLoyalty))
+	}
+	return steps
 }
 
 // pick turns an event into a pick request.
@@ -180,20 +203,97 @@ func (p *eosPipeline) touching(pool *pgxpool.Pool, handler kafkatx.Handler) kafk
 	}
 }
 
-// openWarehouse connects to Postgres and brings the example's tables up to date.
-func (m *member) openWarehouse(ctx context.Context) (*pgxpool.Pool, error) {
+// throughInbox does the work in Postgres through an inbox, which has committed it
+// before the Kafka transaction ends. When that one is aborted, the events come again,
+// find their rows, and are only produced again. An event that Postgres refuses becomes
+// a dead letter of the inbox; its pick request is sent all the same.
+func (p *eosPipeline) throughInbox(pool *pgxpool.Pool, handler kafkatx.Handler, planned *failpoint.Failpoint, passings *trace.Writer) (kafkatx.Handler, error) {
+	inbox, err := pginbox.New(pool, pginbox.Options{
+		Handlers: []pginbox.Handler{
+			{Name: handlerWarehouse, Handle: p.work(warehouse.Pick)},
+			{Name: handlerLoyalty, Handle: p.work(warehouse.Award)},
+		},
+		MaxAttempts: p.maxAttempts,
+		Logger:      p.logger(),
+		Hook: func(_ context.Context, passage pginbox.Passage) error {
+			ids := make([]string, len(passage.Events))
+			for i, e := range passage.Events {
+				ids[i] = e.ID
+			}
+			if err := passings.Pass(string(passage.Step), passage.Handler, ids); err != nil {
+				return err
+			}
+			return planned.Pass(stepOf(passage.Step, passage.Handler))
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, batch []*kgo.Record) ([]*kgo.Record, error) {
+		out, err := handler(ctx, batch) // first, so that what is no event never gets to Postgres
+		if err != nil {
+			return nil, err
+		}
+		events := make([]pginbox.Event, len(batch))
+		for i, in := range batch {
+			events[i] = pginbox.Event{ID: order.ID(in), Record: in}
+		}
+		if err := inbox.Process(ctx, events); err != nil {
+			return nil, kafkatx.Unavailable(err) // of events at fault it makes dead letters
+		}
+		return out, nil
+	}, nil
+}
+
+// work makes a handler of an inbox of a function of the warehouse.
+func (p *eosPipeline) work(do func(context.Context, warehouse.DB, string, []warehouse.Effect) error) func(context.Context, pgx.Tx, []pginbox.Event) error {
+	return func(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
+		effects, err := effectsOf(events)
+		if err != nil {
+			return err
+		}
+		return do(ctx, tx, p.attempt, effects)
+	}
+}
+
+// migrate brings the tables up to date that the pipeline touches.
+func (p *eosPipeline) migrate(ctx context.Context) error {
+	if err := p.migrateWarehouse(ctx); err != nil || p.touch != touchInbox {
+		return err
+	}
+	return pginbox.Migrate(ctx, p.databaseURL)
+}
+
+// pool returns a pool of connections to Postgres, of which none is open yet.
+func (m *member) pool(ctx context.Context) (*pgxpool.Pool, error) {
 	if m.databaseURL == "" {
 		return nil, Usage(errors.New("no database: set --database-url or DATABASE_URL"))
-	}
-	if _, err := endpoint.Postgres(ctx, m.databaseURL); err != nil {
-		return nil, err
-	}
-	if err := warehouse.Migrate(ctx, m.databaseURL); err != nil {
-		return nil, err
 	}
 	pool, err := pgxpool.New(ctx, m.databaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", endpoint.Redact(m.databaseURL), err)
+	}
+	return pool, nil
+}
+
+// migrateWarehouse checks that Postgres is there and brings the example's tables up to
+// date.
+func (m *member) migrateWarehouse(ctx context.Context) error {
+	if _, err := endpoint.Postgres(ctx, m.databaseURL); err != nil {
+		return err
+	}
+	return warehouse.Migrate(ctx, m.databaseURL)
+}
+
+// openWarehouse does both.
+func (m *member) openWarehouse(ctx context.Context) (*pgxpool.Pool, error) {
+	pool, err := m.pool(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.migrateWarehouse(ctx); err != nil {
+		pool.Close()
+		return nil, err
 	}
 	return pool, nil
 }

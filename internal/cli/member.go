@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,9 +107,22 @@ func plannedFailpoint[S ~string](steps []S) (*failpoint.Failpoint, error) {
 
 // checkKafka refuses to start where the pipeline would hang or do harm.
 func (m *member) checkKafka(ctx context.Context, topics ...string) error {
-	if _, err := endpoint.Kafka(ctx, m.brokers); err != nil {
-		return err
-	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	reached := make(chan error, 1)
+	go func() {
+		_, err := endpoint.Kafka(ctx, m.brokers)
+		if err != nil {
+			cancel()
+		}
+		reached <- err
+	}()
+	err := m.checkTopicsAndGroup(ctx, topics)
+	// Brokers that can't be reached are why the rest failed, and not the other way.
+	return cmp.Or(<-reached, err)
+}
+
+func (m *member) checkTopicsAndGroup(ctx context.Context, topics []string) error {
 	client, err := kgo.NewClient(m.client()...)
 	if err != nil {
 		return err

@@ -39,35 +39,31 @@ func openConsumer(c Config) (*kgo.Client, error) {
 	})...)
 }
 
-// openProducer returns the member's producer and, where transactions are promised,
-// initialises its TransactionalID: from here on an earlier incarnation is fenced,
-// and what it left open is aborted.
-func openProducer(ctx context.Context, c Config, maxBytes map[string]int32) (*kgo.Client, error) {
+// newProducer returns the member's producer. maxBytes says how large a batch a topic
+// takes; it is not asked before the first record is produced.
+func newProducer(c Config, maxBytes func(topic string) int32) (*kgo.Client, error) {
 	opts := slices.Concat(c.Client, []kgo.Opt{
-		kgo.ProducerBatchMaxBytesFn(func(topic string) int32 {
-			if limit, ok := maxBytes[topic]; ok {
-				return limit
-			}
-			return defaultBatchBytes
-		}),
+		kgo.ProducerBatchMaxBytesFn(maxBytes),
 		kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)),
 	})
-	if c.Guarantee == AtLeastOnce {
-		return kgo.NewClient(append(opts, kgo.DisableIdempotentWrite())...)
+	switch c.Guarantee {
+	case ExactlyOnce:
+		opts = append(opts,
+			kgo.TransactionalID(TransactionalID(c.Group, c.Instance)),
+			kgo.TransactionTimeout(c.TransactionTimeout))
+	case AtLeastOnce:
+		opts = append(opts, kgo.DisableIdempotentWrite())
 	}
-	id := TransactionalID(c.Group, c.Instance)
-	producer, err := kgo.NewClient(append(opts,
-		kgo.TransactionalID(id),
-		kgo.TransactionTimeout(c.TransactionTimeout),
-	)...)
-	if err != nil {
-		return nil, err
-	}
+	return kgo.NewClient(opts...)
+}
+
+// initialise claims the producer's TransactionalID: from here on an earlier
+// incarnation is fenced, and what it left open is aborted.
+func initialise(ctx context.Context, c Config, producer *kgo.Client) error {
 	if _, _, err := producer.ProducerID(ctx); err != nil {
-		producer.Close()
-		return nil, fmt.Errorf("initialise transactional id %s: %w", id, err)
+		return fmt.Errorf("initialise transactional id %s: %w", TransactionalID(c.Group, c.Instance), err)
 	}
-	return producer, nil
+	return nil
 }
 
 // batchLimits reads how large a batch the output topics take. A batch above the

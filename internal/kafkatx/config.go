@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -15,14 +16,20 @@ type Guarantee string
 const (
 	// ExactlyOnce commits both in one Kafka transaction.
 	ExactlyOnce Guarantee = "exactly-once"
-	// AtLeastOnce produces first and commits the offsets afterwards, with a
-	// producer that is not idempotent: a retry inside the client may duplicate,
-	// and so does a crash between the two.
+	// IdempotentProducer produces first and commits the offsets afterwards, with an
+	// idempotent producer (KIP-98): the broker knows a batch that the client sends
+	// again, because no answer came, by its sequence number. A crash between
+	// producing and committing duplicates all the same: the next incarnation is
+	// another producer, and to the broker its records are new ones.
+	IdempotentProducer Guarantee = "idempotent-producer"
+	// AtLeastOnce does the same with a producer that is not idempotent: a batch that
+	// the client sends again is in the topic twice if the broker had taken it, and a
+	// crash duplicates, too. Both wait for all in-sync replicas (acks=all).
 	AtLeastOnce Guarantee = "at-least-once"
 )
 
 // Guarantees returns all guarantees.
-func Guarantees() []Guarantee { return []Guarantee{ExactlyOnce, AtLeastOnce} }
+func Guarantees() []Guarantee { return []Guarantee{ExactlyOnce, IdempotentProducer, AtLeastOnce} }
 
 // Config says what an engine consumes, produces and promises.
 type Config struct {
@@ -114,7 +121,7 @@ func (c Config) validate() error {
 		return fmt.Errorf("input topic %q is also written to: the engine would consume its own output", c.Input)
 	case c.Handler == nil:
 		return errors.New("there is no handler")
-	case c.Guarantee != ExactlyOnce && c.Guarantee != AtLeastOnce:
+	case !slices.Contains(Guarantees(), c.Guarantee):
 		return fmt.Errorf("unknown guarantee %q: choose one of %v", c.Guarantee, Guarantees())
 	case c.CommitInterval < 0:
 		return fmt.Errorf("commit interval is %v, must not be negative", c.CommitInterval)

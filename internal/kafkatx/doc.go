@@ -42,6 +42,11 @@
 //     If an instance dies and is not started again, they wait until the
 //     transaction timeout.
 //
-// With [AtLeastOnce] the output is flushed and then the offsets are committed: a
-// crash in between does the work again, and every reader sees both.
+// # Less than that
+//
+// With [IdempotentProducer] and [AtLeastOnce] the output is flushed and then the
+// offsets are committed: a crash in between does the work again, and every reader
+// sees both. The two differ in what a retry inside the producer does, after a
+// connection was lost between the broker's taking a batch and its answer: nothing
+// with the first, a duplicate with the second.
 package kafkatx

@@ -9,6 +9,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/sync/errgroup"
 )
 
 // session is the life of one pair of clients. It ends at the first trouble with
@@ -21,6 +22,7 @@ type session struct {
 
 	topicIDs        map[string]kadm.TopicID
 	implicitOffsets bool
+	batchLimits     map[string]int32
 
 	open     *transaction // nil between transactions
 	progress bool         // a transaction was committed
@@ -31,22 +33,14 @@ type session struct {
 func openSession(ctx, work context.Context, e *Engine) (*session, error) {
 	c := e.config
 	s := &session{config: c, suspects: e.suspects}
-	probe, err := kgo.NewClient(c.Client...)
-	if err != nil {
+	var err error
+	if s.producer, err = newProducer(c, s.maxBytes); err != nil {
 		return nil, err
 	}
-	defer probe.Close()
-	admin := kadm.NewClient(probe)
-	if s.topicIDs, err = topicIDs(ctx, admin, c.Input); err != nil {
-		return nil, err
-	}
-	if s.implicitOffsets, err = implicitOffsets(ctx, probe); err != nil {
-		return nil, err
-	}
-	limits := batchLimits(ctx, admin, c.Output, c.DeadLetters)
 	// The producer first: offsets fetched before the earlier incarnation is fenced
 	// could still be moved by it.
-	if s.producer, err = openProducer(ctx, c, limits); err != nil {
+	if err = s.prepare(ctx); err != nil {
+		s.producer.Close()
 		return nil, err
 	}
 	if s.consumer, err = openConsumer(c); err != nil {
@@ -54,6 +48,36 @@ func openSession(ctx, work context.Context, e *Engine) (*session, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// prepare initialises the producer and asks what the session has to know, all at the
+// same time and by one client: a process that was killed is to be back soon.
+func (s *session) prepare(ctx context.Context) error {
+	admin := kadm.NewClient(s.producer)
+	all, ctx := errgroup.WithContext(ctx)
+	all.Go(func() error {
+		s.batchLimits = batchLimits(ctx, admin, s.config.Output, s.config.DeadLetters)
+		return nil
+	})
+	all.Go(func() (err error) {
+		s.topicIDs, err = topicIDs(ctx, admin, s.config.Input)
+		return err
+	})
+	if s.transactional() {
+		all.Go(func() error { return initialise(ctx, s.config, s.producer) })
+		all.Go(func() (err error) {
+			s.implicitOffsets, err = implicitOffsets(ctx, s.producer)
+			return err
+		})
+	}
+	return all.Wait()
+}
+
+func (s *session) maxBytes(topic string) int32 {
+	if limit, ok := s.batchLimits[topic]; ok {
+		return limit
+	}
+	return defaultBatchBytes
 }
 
 func (s *session) transactional() bool { return s.config.Guarantee == ExactlyOnce }
@@ -212,7 +236,7 @@ func (s *session) commit(ctx context.Context) error {
 }
 
 // retreat gives the open transaction up because records failed, and goes back to
-// where it began. With [AtLeastOnce] nothing can be taken back: what was handled
+// where it began. Without [ExactlyOnce] nothing can be taken back: what was handled
 // before the failure is committed, and only the rest comes again.
 func (s *session) retreat(ctx context.Context, f *failure) (wait bool, err error) {
 	wait = s.suspects.learn(f)

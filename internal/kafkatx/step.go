@@ -13,7 +13,7 @@ const (
 	// Polled: input records have arrived; nothing was done with them yet.
 	Polled Step = "polled"
 	// Begun: a transaction has begun on the client. The broker learns of it with
-	// the first record. Not passed with [AtLeastOnce].
+	// the first record. Passed with [ExactlyOnce] only.
 	Begun Step = "begun"
 	// Handled: the handler has returned. What it did outside Kafka is done; its
 	// output was not sent yet.
@@ -21,17 +21,17 @@ const (
 	// Produced: the broker has acknowledged every output record.
 	Produced Step = "produced"
 	// OffsetsSent: the broker has accepted the input offsets into the open
-	// transaction. Not passed with [AtLeastOnce], nor by a transaction that
+	// transaction. Passed with [ExactlyOnce] only, and not by a transaction that
 	// produced nothing.
 	OffsetsSent Step = "offsets-sent"
-	// Committed: output and offsets are visible. With [AtLeastOnce]: the offsets
-	// are committed.
+	// Committed: output and offsets are visible. Without a transaction: the
+	// offsets are committed.
 	Committed Step = "committed"
 )
 
 // Steps returns the steps of a guarantee in the order in which they are passed.
 func Steps(g Guarantee) []Step {
-	if g == AtLeastOnce {
+	if g != ExactlyOnce {
 		return []Step{Polled, Handled, Produced, Committed}
 	}
 	return []Step{Polled, Begun, Handled, Produced, OffsetsSent, Committed}

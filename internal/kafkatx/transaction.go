@@ -15,8 +15,8 @@ import (
 // InitProducerID aborts, or at last the transaction timeout.
 const abortTimeout = 5 * time.Second
 
-// transaction is what becomes visible together: some input and its output. With
-// [AtLeastOnce] it is only the unit in which offsets are committed.
+// transaction is what becomes visible together: some input and its output. Without
+// [ExactlyOnce] it is only the unit in which offsets are committed.
 type transaction struct {
 	session *session
 	ends    time.Time     // when the commit interval is over

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -27,16 +28,14 @@ type ShareConsumerOptions struct {
 	// RetryTopic, where set, is the topic to which the broker moves a record whose
 	// deliveries have run out (KIP-1191, Apache Kafka 4.4), instead of dropping it;
 	// the group consumes it like the others, so that the record comes again from
-	// there. It is created if it is missing. Its name must begin as the broker's
-	// errors.deadletterqueue.topic.name.prefix says, by default with "dlq.", and it
-	// must be this group's own. See [ShareConsumer].
+	// there. It is created if it is missing, and must be this group's own. See
+	// [ShareConsumer].
 	RetryTopic string
 	// BatchSize is how many records are processed together, at most; the default is
 	// 1,000.
 	BatchSize int
 	// Identify returns the stable identity of a record as received. Any bytes will
-	// do; for what an empty one means, see [Event]. It must not depend on topic,
-	// partition or offset, which are others in the RetryTopic; headers are kept there.
+	// do; for what an empty one means, see [Event].
 	Identify func(*kgo.Record) string
 	// Process is [Inbox.Process], or whatever else returns nil only once the events
 	// may be acknowledged. It waits outages out until its context ends; an error that
@@ -81,8 +80,12 @@ var ErrNoRetryTopic = errors.New("the broker has no dead-letter queue for share 
 // broker delivers fewer records at a time.
 //
 // Run raises the limit to the broker's maximum, which makes the loss less likely, and
-// no more. With a RetryTopic there is none: the broker first moves the record there,
-// where it has its deliveries again, and again.
+// no more. With a RetryTopic there is none: before the broker archives a record it
+// writes another one there, which has its deliveries again, and which is moved again.
+// It says where the record was, but leaves the record's headers out, and with them
+// perhaps the event's id; so the consumer reads the record again where it was, and
+// that is what Identify and Process get. Where it is no longer to be had (retention,
+// compaction), they get what is in the RetryTopic: key and value, not the headers.
 //
 // A killed member keeps its share of the partitions until the group's
 // share.session.timeout.ms (45 s) is over; where there are more members than
@@ -165,14 +168,13 @@ func (c *ShareConsumer) run(ctx context.Context) error {
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(c.options.StopGrace, cancel) })()
 
-	polling := &member{Consumer: c.member, client: client}
 	for ctx.Err() == nil {
-		events, err := polling.poll(ctx)
-		if err == nil && len(events) > 0 {
-			err = c.deliver(work, client, events)
+		acquired, err := c.poll(ctx, client)
+		if err == nil && len(acquired) > 0 {
+			err = c.deliver(work, client, acquired)
 		}
 		if err != nil && work.Err() != nil {
-			c.options.Logger.Warn("stopped without finishing the batch in hand; it is released", "records", len(events), "cause", err)
+			c.options.Logger.Warn("stopped without finishing the batch in hand; it is released", "records", len(acquired), "cause", err)
 			return nil
 		}
 		if err != nil {
@@ -202,18 +204,44 @@ func (c *ShareConsumer) leave(client *kgo.Client) {
 	client.Close()
 }
 
-// deliver processes a batch and acknowledges it.
-func (c *ShareConsumer) deliver(ctx context.Context, client *kgo.Client, events []Event) error {
-	if err := c.pass(ctx, Passage{Step: Polled, Events: events}); err != nil {
-		return err
+// poll acquires records.
+func (c *ShareConsumer) poll(ctx context.Context, client *kgo.Client) ([]*kgo.Record, error) {
+	fetches := client.PollRecords(ctx, c.options.BatchSize)
+	for _, f := range fetches.Errors() {
+		if err := c.member.fetchError(f); err != nil {
+			return nil, err
+		}
 	}
-	renewed := c.keepRenewing(ctx, client, recordsOf(events))
-	err := c.options.Process(ctx, events)
+	return fetches.Records(), nil
+}
+
+// deliver processes a batch and acknowledges it.
+func (c *ShareConsumer) deliver(ctx context.Context, client *kgo.Client, acquired []*kgo.Record) error {
+	renewed := c.keepRenewing(ctx, client, acquired)
+	events, err := c.process(ctx, acquired)
 	renewed()
 	if err != nil {
 		return err
 	}
-	return c.acknowledge(ctx, client, events)
+	return c.acknowledge(ctx, client, acquired, events)
+}
+
+// process returns the events of the acquired records, in their order.
+func (c *ShareConsumer) process(ctx context.Context, acquired []*kgo.Record) ([]Event, error) {
+	events := make([]Event, len(acquired))
+	for i, r := range acquired {
+		if r.Topic == c.options.RetryTopic {
+			var err error
+			if r, err = c.origin(ctx, r); err != nil {
+				return nil, err
+			}
+		}
+		events[i] = Event{ID: c.options.Identify(r), Record: r}
+	}
+	if err := c.pass(ctx, Passage{Step: Polled, Events: events}); err != nil {
+		return nil, err
+	}
+	return events, c.options.Process(ctx, events)
 }
 
 // pass calls the hook until it succeeds or ctx ends.
@@ -264,16 +292,16 @@ func (c *ShareConsumer) keepRenewing(ctx context.Context, client *kgo.Client, re
 
 // acknowledge accepts the events and waits until the broker has answered. Meanwhile
 // the client tries again by itself what passes, until the locks are gone.
-func (c *ShareConsumer) acknowledge(ctx context.Context, client *kgo.Client, events []Event) error {
+func (c *ShareConsumer) acknowledge(ctx context.Context, client *kgo.Client, acquired []*kgo.Record, events []Event) error {
 	c.acks.reset()
-	client.MarkAcks(kgo.AckAccept, recordsOf(events)...)
+	client.MarkAcks(kgo.AckAccept, acquired...)
 	if err := client.FlushAcks(ctx); err != nil {
-		return fmt.Errorf("acknowledge %d records: %w", len(events), err)
+		return fmt.Errorf("acknowledge %d records: %w", len(acquired), err)
 	}
 	var accepted []Event
-	for _, e := range events {
-		if c.acks.refused(e.Record) == nil {
-			accepted = append(accepted, e)
+	for i, r := range acquired {
+		if c.acks.refused(r) == nil {
+			accepted = append(accepted, events[i])
 		}
 	}
 	if err := c.acks.first(); err != nil {
@@ -288,12 +316,86 @@ func (c *ShareConsumer) acknowledge(ctx context.Context, client *kgo.Client, eve
 	return c.pass(ctx, Passage{Step: Acknowledged, Events: accepted})
 }
 
-func recordsOf(events []Event) []*kgo.Record {
-	records := make([]*kgo.Record, len(events))
-	for i, e := range events {
-		records[i] = e.Record
+// Headers by which a record in the retry topic says where it was (KIP-1191).
+const (
+	headerOriginTopic     = "__dlq.errors.topic"
+	headerOriginPartition = "__dlq.errors.partition"
+	headerOriginOffset    = "__dlq.errors.offset"
+)
+
+// origin returns the record for which one in the retry topic stands, or that one
+// itself if the record is gone.
+func (c *ShareConsumer) origin(ctx context.Context, copied *kgo.Record) (*kgo.Record, error) {
+	pauses := newBackoff(c.options.RetryBackoff)
+	at := copied
+	for at.Topic == c.options.RetryTopic { // it may have been moved more than once
+		topic, partition, offset, err := originOf(at)
+		if err == nil {
+			var r *kgo.Record
+			if r, err = c.read(ctx, topic, partition, offset); err == nil {
+				at = r
+				continue
+			}
+		}
+		if !errors.Is(err, errGone) {
+			if err := c.member.pause(ctx, pauses, err); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		c.options.Logger.Error("a record of the retry topic cannot be found where it was; its headers are lost", "topic", copied.Topic, "partition", copied.Partition, "offset", copied.Offset, "cause", err)
+		return copied, nil
 	}
-	return records
+	return at, nil
+}
+
+func originOf(r *kgo.Record) (topic string, partition int32, offset int64, err error) {
+	var errs [2]error
+	for _, h := range r.Headers {
+		switch h.Key {
+		case headerOriginTopic:
+			topic = string(h.Value)
+		case headerOriginPartition:
+			var n int64
+			n, errs[0] = strconv.ParseInt(string(h.Value), 10, 32)
+			partition = int32(n)
+		case headerOriginOffset:
+			offset, errs[1] = strconv.ParseInt(string(h.Value), 10, 64)
+		}
+	}
+	if err := errors.Join(errs[:]...); err != nil || topic == "" {
+		return "", 0, 0, fmt.Errorf("%w: its headers name no origin: %v", errGone, err)
+	}
+	return topic, partition, offset, nil
+}
+
+var errGone = errors.New("the record is gone")
+
+// read returns one record. A client for one record is slow, and rarely needed.
+func (c *ShareConsumer) read(ctx context.Context, topic string, partition int32, offset int64) (*kgo.Record, error) {
+	client, err := kgo.NewClient(slices.Concat(c.options.Client, []kgo.Opt{
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: {partition: kgo.NewOffset().At(offset)}}),
+		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
+	})...)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	fetches := client.PollRecords(ctx, 1)
+	err = fetches.Err()
+	if errors.Is(err, kerr.OffsetOutOfRange) || errors.Is(err, kerr.UnknownTopicOrPartition) {
+		return nil, fmt.Errorf("%w: topic %s, partition %d, offset %d: %w", errGone, topic, partition, offset, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range fetches.Records() {
+		if r.Offset == offset {
+			return r, nil
+		}
+		return nil, fmt.Errorf("%w: topic %s, partition %d: offset %d is not there, the next one is %d", errGone, topic, partition, offset, r.Offset)
+	}
+	return nil, errors.New("nothing was fetched")
 }
 
 // ackResults are the answers to acknowledgements, by partition. The client hands

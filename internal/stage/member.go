@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/delivered-twice/delivered-twice/internal/failpoint"
 	"github.com/delivered-twice/delivered-twice/internal/process"
@@ -34,7 +35,7 @@ type Launch struct {
 // Folders below a launch's or a stage's.
 const (
 	LogsDir   = "logs"
-	TracesDir = "traces"
+	TracesDir = trace.Folder
 )
 
 // Member is one incarnation of one member of a pipeline's group: a process.
@@ -78,6 +79,10 @@ func Start(l Launch) (*Member, error) {
 	go func() {
 		defer close(m.ended)
 		m.err = m.cmd.Wait()
+		if how := m.ending(); how != "" {
+			// For whoever explains later what happened. Nobody is left to be told if it fails.
+			_ = trace.AppendEnding(l.Dir, trace.Ending{Attempt: m.Attempt, How: how, At: time.Now()})
+		}
 	}()
 	return m, nil
 }

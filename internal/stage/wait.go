@@ -90,21 +90,35 @@ func (s *Stage) groupState(ctx context.Context) (state string, members int, err 
 	return g.State, len(g.Members), g.Err
 }
 
+// stall ends a wait in which nothing has moved for so long. It is longer than any
+// timeout that a pipeline waits out.
+const stall = 60 * time.Second
+
 // AwaitConsumed waits until everything that was sent is consumed, by the lane's own
-// account.
+// account. It gives up where the lane does not get any further.
 func (s *Stage) AwaitConsumed(ctx context.Context) error { return s.AwaitConsumedBy(ctx, s.Group) }
 
 // AwaitConsumedBy does so for another group than the stage's.
 func (s *Stage) AwaitConsumedBy(ctx context.Context, group string) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	moved := time.AfterFunc(stall, func() { cancel(fmt.Errorf("nothing has moved for %v", stall)) })
+	defer moved.Stop()
+	var before error
 	return s.Await(ctx, "group "+group+" of lane "+s.Lane.Name+" to consume all", func(ctx context.Context) (bool, error) {
-		return s.consumed(ctx, group)
+		done, err := s.consumed(ctx, group)
+		if err != nil && (before == nil || err.Error() != before.Error()) {
+			before = err
+			moved.Reset(stall)
+		}
+		return done, err
 	})
 }
 
 func (s *Stage) consumed(ctx context.Context, group string) (bool, error) {
 	behind, err := s.behind(ctx, group)
-	for partition, n := range behind {
-		return false, fmt.Errorf("%d records of partition %d of topic %s are not consumed", n, partition, s.Input)
+	if len(behind) > 0 {
+		return false, fmt.Errorf("of topic %s, by partition, so many records are not consumed: %v", s.Input, behind)
 	}
 	return err == nil, err
 }
@@ -188,13 +202,11 @@ func (s *Stage) storedOffsets(ctx context.Context) (map[int32]int64, error) {
 		return nil, fmt.Errorf("look up the stored offsets: %w", err)
 	}
 	defer conn.Close(ctx)
-	rows, err := conn.Query(ctx, `SELECT partition, min(next_offset) FROM stored_offsets WHERE topic = $1 GROUP BY partition`, s.Input)
-	if err != nil {
-		return nil, fmt.Errorf("look up the stored offsets: %w", err)
-	}
 	at := make(map[int32]int64)
 	var partition int32
 	var next int64
+	// An error of the query is in its rows, too.
+	rows, _ := conn.Query(ctx, `SELECT partition, min(next_offset) FROM stored_offsets WHERE topic = $1 GROUP BY partition`, s.Input)
 	_, err = pgx.ForEachRow(rows, []any{&partition, &next}, func() error {
 		at[partition] = next
 		return nil
@@ -212,7 +224,7 @@ func (s *Stage) storedOffsets(ctx context.Context) (map[int32]int64, error) {
 func wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
-		return ctx.Err()
+		return context.Cause(ctx)
 	case <-time.After(d):
 		return nil
 	}

@@ -72,6 +72,9 @@ func (t *trial) result(ctx context.Context, c *contender, expected audit.Expecte
 	if err != nil {
 		return result, nil, err
 	}
+	if err := audit.WriteEffects(c.dir, append(records.Effects, rows.Effects...)); err != nil {
+		return result, nil, err
+	}
 	result.Unexpected = append(records.Unexpected, rows.Unexpected...)
 	result.Unexpected = result.Unexpected[:min(len(result.Unexpected), unexpectedShown)]
 	result.Scopes, err = report.Judge(c.lane, result.Fault, map[lane.Scope]lane.Counts{
