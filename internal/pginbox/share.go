@@ -389,13 +389,15 @@ func (c *ShareConsumer) read(ctx context.Context, topic string, partition int32,
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range fetches.Records() {
-		if r.Offset == offset {
-			return r, nil
-		}
+	records := fetches.Records()
+	if len(records) == 0 {
+		return nil, errors.New("nothing was fetched")
+	}
+	r := records[0]
+	if r.Offset != offset {
 		return nil, fmt.Errorf("%w: topic %s, partition %d: offset %d is not there, the next one is %d", errGone, topic, partition, offset, r.Offset)
 	}
-	return nil, errors.New("nothing was fetched")
+	return r, nil
 }
 
 // ackResults are the answers to acknowledgements, by partition. The client hands
