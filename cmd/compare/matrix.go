@@ -107,14 +107,9 @@ func (o *matrixOptions) run(ctx context.Context) (err error) {
 		return err
 	}
 	services, err := o.services.start(ctx, sandbox.Options{
-		Nodes: 3,
-		// Long waits are no part of what is shown.
-		BrokerConfigs: map[string]string{
-			"transactional.id.expiration.ms":                              "15000",
-			"transaction.remove.expired.transaction.cleanup.interval.ms":  "1000",
-			"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
-		},
-		Dir: filepath.Join(o.out, "services"),
+		Nodes:         3,
+		BrokerConfigs: matrix.BrokerSettings(),
+		Dir:           filepath.Join(o.out, "services"),
 	})
 	if err != nil {
 		return err
