@@ -147,12 +147,7 @@ func (o *matrixOptions) run(ctx context.Context) (err error) {
 	if err := results.Write(o.out); err != nil {
 		return err
 	}
-	if o.json {
-		err = results.Encode(os.Stdout)
-	} else {
-		err = results.Matrix(os.Stdout)
-	}
-	if err != nil {
+	if err := show(results, o.json); err != nil {
 		return err
 	}
 	if !o.json {

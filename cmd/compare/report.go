@@ -12,7 +12,10 @@ import (
 )
 
 func reportCommand() *cobra.Command {
-	var asJSON bool
+	var (
+		asJSON bool
+		page   string
+	)
 	cmd := &cobra.Command{
 		Use:   "report DIR",
 		Short: "Show the results of an earlier run again",
@@ -27,6 +30,9 @@ func reportCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if page != "" {
+				return results.EmbedFile(page)
+			}
 			if err := show(results, asJSON); err != nil {
 				return err
 			}
@@ -34,12 +40,16 @@ func reportCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print results.json to stdout, and nothing else")
+	cmd.Flags().StringVar(&page, "page", "", "write a matrix into this Markdown page, between its lines <!-- matrix:begin --> and <!-- matrix:end -->")
 	return cmd
 }
 
 func show(r report.Report, asJSON bool) error {
 	if asJSON {
 		return r.Encode(os.Stdout)
+	}
+	if r.OfMatrix() {
+		return r.Matrix(os.Stdout)
 	}
 	return r.Table(os.Stdout)
 }

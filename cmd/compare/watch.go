@@ -27,9 +27,9 @@ type watch struct {
 	closing  sync.Once
 
 	// mu guards the counts, which the bar's own goroutine reads.
-	mu                        sync.Mutex
-	done_, injections, broken int
-	last                      string
+	mu                      sync.Mutex
+	ran, injections, broken int
+	last                    string
 }
 
 func newWatch(cells int, soak time.Duration) *watch {
@@ -45,7 +45,7 @@ func newWatch(cells int, soak time.Duration) *watch {
 	w.bar = w.progress.AddBar(total, mpb.AppendDecorators(decor.Any(func(decor.Statistics) string {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return fmt.Sprintf("%d cells, %d injections, %d broken; %s", w.done_, w.injections, w.broken, w.last)
+		return fmt.Sprintf("%d cells, %d injections, %d broken; %s", w.ran, w.injections, w.broken, w.last)
 	})))
 	return w
 }
@@ -53,7 +53,7 @@ func newWatch(cells int, soak time.Duration) *watch {
 // done hears of a cell that has run.
 func (w *watch) done(r report.Result) {
 	w.mu.Lock()
-	w.done_++
+	w.ran++
 	w.injections += r.Injections
 	verdict := "held"
 	switch {
@@ -64,9 +64,12 @@ func (w *watch) done(r report.Result) {
 		w.broken++
 	}
 	w.last = fmt.Sprintf("%s under %s", r.Lane, r.Fault)
-	line := fmt.Sprintf("%d/%d %s: %s (%.1f s)", w.done_, w.cells, w.last, verdict, r.WallS)
+	if r.Failure != "" {
+		verdict += ", " + r.Failure
+	}
+	line := fmt.Sprintf("%d/%d %s: %s (%.1f s)", w.ran, w.cells, w.last, verdict, r.WallS)
 	if w.soak > 0 {
-		line = fmt.Sprintf("%v: %d cells, %d injections; %s: %s", time.Since(w.begun).Round(time.Second), w.done_, w.injections, w.last, verdict)
+		line = fmt.Sprintf("%v: %d cells, %d injections; %s: %s", time.Since(w.begun).Round(time.Second), w.ran, w.injections, w.last, verdict)
 	}
 	w.mu.Unlock()
 	switch {

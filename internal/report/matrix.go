@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -56,6 +57,12 @@ func (r Report) Matrix(w io.Writer) error {
 		return fmt.Errorf("write the matrix: %w", err)
 	}
 	return nil
+}
+
+// OfMatrix says that the report is one of lanes by faults, and not of a run side by
+// side.
+func (r Report) OfMatrix() bool {
+	return len(matrixOf(r).faults) > 1 || slices.ContainsFunc(r.Results, func(result Result) bool { return result.Seed != 0 || result.NotApplicable != "" })
 }
 
 // Markdown renders the same as Markdown, for a page. The same report gives the same
@@ -130,7 +137,9 @@ func (r Report) EmbedFile(path string) error {
 type matrix struct {
 	lanes  []string
 	faults []lane.Fault
-	cells  map[cellKey]Result
+	// cells has one result a cell: of several the first that did not hold, if any.
+	cells map[cellKey]Result
+	all   []Result
 }
 
 type cellKey struct {
@@ -139,7 +148,7 @@ type cellKey struct {
 }
 
 func matrixOf(r Report) matrix {
-	m := matrix{cells: make(map[cellKey]Result)}
+	m := matrix{cells: make(map[cellKey]Result), all: r.Results}
 	for _, result := range r.Results {
 		if !slices.Contains(m.lanes, result.Lane) {
 			m.lanes = append(m.lanes, result.Lane)
@@ -147,20 +156,21 @@ func matrixOf(r Report) matrix {
 		if !slices.Contains(m.faults, result.Fault) {
 			m.faults = append(m.faults, result.Fault)
 		}
-		m.cells[cellKey{result.Lane, result.Fault}] = result
+		key := cellKey{result.Lane, result.Fault}
+		if before, run := m.cells[key]; !run || before.Held() {
+			m.cells[key] = result
+		}
 	}
 	return m
 }
 
-// results are the cells in the order in which they are shown.
-func (m matrix) results() (all []Result) {
-	for _, l := range m.lanes {
-		for _, f := range m.faults {
-			if result, run := m.cells[cellKey{l, f}]; run {
-				all = append(all, result)
-			}
-		}
+// results are all of them, in the order in which their cells are shown.
+func (m matrix) results() []Result {
+	place := func(r Result) int {
+		return slices.Index(m.lanes, r.Lane)*len(m.faults) + slices.Index(m.faults, r.Fault)
 	}
+	all := slices.Clone(m.all)
+	slices.SortStableFunc(all, func(a, b Result) int { return cmp.Compare(place(a), place(b)) })
 	return all
 }
 

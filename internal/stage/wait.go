@@ -123,13 +123,18 @@ func (s *Stage) consumed(ctx context.Context, group string) (bool, error) {
 	return err == nil, err
 }
 
-// Pending counts the records that are not consumed yet, by the lane's own account.
+// Pending counts the records that are not consumed yet, by the lane's own account. It
+// waits until there is somebody to ask.
 func (s *Stage) Pending(ctx context.Context) (int, error) {
-	behind, err := s.behind(ctx, s.Group)
 	n := 0
-	for _, records := range behind {
-		n += int(records)
-	}
+	err := s.Await(ctx, "an answer on how far lane "+s.Lane.Name+" is", func(ctx context.Context) (bool, error) {
+		behind, err := s.behind(ctx, s.Group)
+		n = 0
+		for _, records := range behind {
+			n += int(records)
+		}
+		return err == nil, err
+	})
 	return n, err
 }
 
@@ -141,6 +146,9 @@ func (s *Stage) behind(ctx context.Context, group string) (map[int32]int64, erro
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list end offsets of topic %s: %w", s.Input, err)
+	}
+	if s.Lane.Progress == lane.SharedRecords {
+		return s.shared(ctx, group, ends)
 	}
 	at, err := s.progress(ctx, group)
 	if err != nil {
@@ -161,21 +169,6 @@ func (s *Stage) progress(ctx context.Context, group string) (map[int32]int64, er
 	switch s.Lane.Progress {
 	case lane.StoredOffsets:
 		return s.storedOffsets(ctx)
-	case lane.SharedRecords:
-		groups, err := s.Admin.DescribeShareGroupOffsets(ctx, group)
-		if err != nil {
-			return nil, err
-		}
-		g := groups[group]
-		if errors.Is(g.Err, kerr.GroupIDNotFound) {
-			return at, nil
-		}
-		if g.Err != nil {
-			return nil, fmt.Errorf("fetch offsets of share group %s: %w", group, g.Err)
-		}
-		for _, p := range g.Offsets[s.Input] {
-			at[p.Partition] = p.StartOffset
-		}
 	default:
 		offsets, err := s.Admin.FetchOffsets(ctx, group)
 		if errors.Is(err, kerr.GroupIDNotFound) {
@@ -189,6 +182,36 @@ func (s *Stage) progress(ctx context.Context, group string) (map[int32]int64, er
 		}
 	}
 	return at, nil
+}
+
+// shared returns how many records of which partitions a share group has not finished
+// with. The start offset alone does not tell: the broker writes down how far it has
+// moved only together with the next acknowledgement. The lag does (KIP-1226), where
+// there is one.
+func (s *Stage) shared(ctx context.Context, group string, ends kadm.ListedOffsets) (map[int32]int64, error) {
+	groups, err := s.Admin.DescribeShareGroupOffsets(ctx, group)
+	if err != nil {
+		return nil, err
+	}
+	g := groups[group]
+	if g.Err != nil && !errors.Is(g.Err, kerr.GroupIDNotFound) { // else no member has come yet
+		return nil, fmt.Errorf("fetch offsets of share group %s: %w", group, g.Err)
+	}
+	behind := make(map[int32]int64)
+	ends.Each(func(end kadm.ListedOffset) {
+		at, known := g.Offsets[s.Input][end.Partition]
+		left := end.Offset
+		switch {
+		case known && at.Lag >= 0:
+			left = at.Lag
+		case known:
+			left -= max(at.StartOffset, 0) // -1 where nothing is known
+		}
+		if left > 0 {
+			behind[end.Partition] = left
+		}
+	})
+	return behind, nil
 }
 
 // undefinedTable is the SQLSTATE of a table that is not there (PostgreSQL manual,
