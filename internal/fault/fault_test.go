@@ -31,8 +31,12 @@ func TestMain(m *testing.M) {
 // whoever else uses them.
 func start(t *testing.T) *sandbox.Services {
 	t.Helper()
-	// A broker that forgets soon.
-	services, err := sandbox.Start(t.Context(), sandbox.Options{BrokerConfigs: map[string]string{"transactional.id.expiration.ms": "3000"}})
+	services, err := sandbox.Start(t.Context(), sandbox.Options{BrokerConfigs: map[string]string{
+		// A broker that forgets soon, and soon gives others what a member has locked.
+		"transactional.id.expiration.ms":      "3000",
+		"group.share.record.lock.duration.ms": "2000",
+		"share.record.lock.sweep.interval.ms": "200", // kfake's
+	}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, services.Close()) })
 	return services
@@ -44,7 +48,7 @@ var (
 	// shows have something to show, in the order in which they are asked.
 	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres"}
 	// hold survive everything.
-	hold = []string{"inbox", "kafka eos"}
+	hold = []string{"inbox", "inbox + offsets", "inbox on a share group", "kafka eos"}
 )
 
 // chosen returns the first lane that exists to show the fault, and those that hold.

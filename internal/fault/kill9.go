@@ -37,15 +37,19 @@ func injectKill9(ctx context.Context, s *stage.Stage) error {
 	return nil
 }
 
-// blows returns a failpoint for each passing to die at, in an order that is drawn.
+// blows returns a failpoint for each passing to die at. The order of the steps is
+// drawn. At each step the last passing comes first: so what a blow leaves undone is
+// done before the blow after the next, and no record comes again so often that a share
+// group gives it up (share.delivery.count.limit).
 func blows(s *stage.Stage) []string {
+	steps := allSteps(s.Lane)
+	s.Random.Shuffle(len(steps), func(i, j int) { steps[i], steps[j] = steps[j], steps[i] })
 	var all []string
-	for _, step := range allSteps(s.Lane) {
-		for _, passing := range []int{1, (1 + depth) / 2, depth} {
+	for _, step := range steps {
+		for _, passing := range []int{depth, (1 + depth) / 2, 1} {
 			all = append(all, fmt.Sprintf("%s:%d:kill", step, passing))
 		}
 	}
-	s.Random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all
 }
 

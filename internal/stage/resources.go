@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // Resources are topics, groups and schemas that were created for something, and are
@@ -20,6 +21,7 @@ type Resources struct {
 	// Admin asks Kafka.
 	Admin *kadm.Client
 
+	kafka                   *kgo.Client
 	databaseURL             string
 	topics, groups, schemas []string
 }
@@ -30,7 +32,7 @@ func NewResources(brokers []string, databaseURL string) (*Resources, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Resources{Admin: kadm.NewClient(client), databaseURL: databaseURL}, nil
+	return &Resources{Admin: kadm.NewClient(client), kafka: client, databaseURL: databaseURL}, nil
 }
 
 // Topic creates a topic with the broker's default replication factor.
@@ -109,8 +111,11 @@ func (r *Resources) removeGroup(ctx context.Context, name string) error {
 			return struct{}{}, err
 		}
 		_, err := r.Admin.DeleteGroup(ctx, name)
-		if errors.Is(err, kerr.GroupIDNotFound) {
-			err = nil
+		switch {
+		case errors.Is(err, kerr.GroupIDNotFound):
+			return struct{}{}, nil
+		case errors.Is(err, kerr.NonEmptyGroup):
+			err = errors.Join(err, r.putOutOfShareGroup(ctx, name))
 		}
 		return struct{}{}, err
 	}, backoff.WithMaxElapsedTime(10*time.Second))
@@ -135,6 +140,23 @@ func (r *Resources) putOut(ctx context.Context, group string) error {
 	}
 	_, err = r.Admin.LeaveGroup(ctx, kadm.LeaveGroup(group).InstanceIDs(members...))
 	return err
+}
+
+// putOutOfShareGroup says goodbye for members that died, and linger until their
+// session times out. It does nothing to groups of another kind.
+func (r *Resources) putOutOfShareGroup(ctx context.Context, group string) error {
+	groups, err := r.Admin.DescribeShareGroups(ctx, group)
+	if err != nil {
+		return err
+	}
+	for _, member := range groups[group].Members {
+		goodbye := kmsg.NewPtrShareGroupHeartbeatRequest()
+		goodbye.GroupID, goodbye.MemberID, goodbye.MemberEpoch = group, member.MemberID, -1
+		if _, err := goodbye.RequestWith(ctx, r.kafka); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *Resources) dropSchemas(ctx context.Context) error {

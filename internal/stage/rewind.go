@@ -14,7 +14,7 @@ import (
 // while nobody is in it. Offsets that a lane keeps elsewhere stay as they are.
 func (s *Stage) Rewind(ctx context.Context) error {
 	beginning := make(kadm.Offsets)
-	for partition := range int32(partitions) {
+	for partition := range s.partitions() {
 		beginning.AddOffset(s.Input, partition, 0, -1)
 	}
 	return s.Await(ctx, "group "+s.Group+" to be rewound", func(ctx context.Context) (bool, error) {

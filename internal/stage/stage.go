@@ -29,8 +29,6 @@ import (
 const (
 	// Batch is how many events a member takes at a time, at most.
 	Batch = 25
-	// partitions of the topics: on three brokers, each leads one.
-	partitions = 3
 	// maxEvents bounds the stream that a stage publishes from.
 	maxEvents = 1 << 20
 )
@@ -106,10 +104,10 @@ func Open(ctx context.Context, o Options) (*Stage, error) {
 		return s, err
 	}
 	name := o.Name + "_" + o.Lane.Short
-	if s.Input, err = s.Topic(ctx, name+".orders.paid", partitions); err != nil {
+	if s.Input, err = s.Topic(ctx, name+".orders.paid", s.partitions()); err != nil {
 		return s, err
 	}
-	if s.Output, err = s.Topic(ctx, name+".picked", partitions); err != nil {
+	if s.Output, err = s.Topic(ctx, name+".picked", s.partitions()); err != nil {
 		return s, err
 	}
 	if o.Lane.Program == cli.EOSPipelineName {
@@ -169,6 +167,16 @@ func (s *Stage) Injections() int { return int(s.injections.Load()) }
 // Meet waits until all stages that meet here have called Meet.
 func (s *Stage) Meet(ctx context.Context) error {
 	return s.together.Do(ctx, func(context.Context) error { return nil })
+}
+
+// partitions of the topics: on three brokers, each leads one. A share group with fewer
+// members than partitions gives each member partitions of its own (KIP-932); it takes
+// a single one for them to share it.
+func (s *Stage) partitions() int32 {
+	if s.Lane.Progress == lane.SharedRecords {
+		return 1
+	}
+	return 3
 }
 
 // Together calls disturb once for all stages that meet here: when the last of them
