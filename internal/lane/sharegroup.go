@@ -18,7 +18,12 @@ var inboxShareGroup = Lane{
 	Claims: map[Scope]Claims{
 		Postgres: {
 			Always: once(inboxHolds),
-			Under:  map[Fault]Claim{Purged: must(MayDuplicate, rowsGone)},
+			Under: map[Fault]Claim{
+				// It is the source that loses here, not the inbox: what is not delivered any
+				// more cannot be done.
+				Kill9:  may(MayLose, "the broker counts deliveries, whoever is to blame for their end: a record whose consumers died share.delivery.count.limit times is archived, and nobody gets it again (KIP-932)."),
+				Purged: must(MayDuplicate, rowsGone),
+			},
 		},
 		Order: {
 			Always: may(MayReorder, "a share group hands records of one partition to several members, and again in whatever order they come back."),
