@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -262,18 +261,6 @@ func (p *eosPipeline) migrate(ctx context.Context) error {
 		return err
 	}
 	return pginbox.Migrate(ctx, p.databaseURL)
-}
-
-// pool returns a pool of connections to Postgres, of which none is open yet.
-func (m *member) pool(ctx context.Context) (*pgxpool.Pool, error) {
-	if m.databaseURL == "" {
-		return nil, Usage(errors.New("no database: set --database-url or DATABASE_URL"))
-	}
-	pool, err := pgxpool.New(ctx, m.databaseURL)
-	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", endpoint.Redact(m.databaseURL), err)
-	}
-	return pool, nil
 }
 
 // migrateWarehouse checks that Postgres is there and brings the example's tables up to

@@ -41,7 +41,7 @@ func (p *inboxPipeline) prepare(ctx context.Context) (*pgxpool.Pool, error) {
 
 // openDatabase connects to Postgres and brings the tables up to date.
 func (p *inboxPipeline) openDatabase(ctx context.Context) (*pgxpool.Pool, error) {
-	pool, err := pgxpool.New(ctx, p.databaseURL)
+	pool, err := p.pool(ctx)
 	if err == nil {
 		if err = p.migrate(ctx, pool); err == nil {
 			return pool, nil

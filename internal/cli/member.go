@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -245,4 +247,25 @@ func (m *member) checkShareGroup(ctx context.Context, admin *kadm.Client) error 
 		}
 	}
 	return nil
+}
+
+// pool returns a pool of connections to Postgres, of which none is open yet.
+//
+// A member that stands still in the middle of a transaction keeps its locks, and the
+// one that has taken its partitions over waits for them. So the server ends such a
+// transaction when the group would give the member up (PostgreSQL manual, 20.11.1).
+func (m *member) pool(ctx context.Context) (*pgxpool.Pool, error) {
+	if m.databaseURL == "" {
+		return nil, Usage(errors.New("no database: set --database-url or DATABASE_URL"))
+	}
+	config, err := pgxpool.ParseConfig(m.databaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", endpoint.Redact(m.databaseURL), err)
+	}
+	idle := fmt.Sprintf("SET idle_in_transaction_session_timeout = %d", m.sessionTimeout.Milliseconds())
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, idle)
+		return err
+	}
+	return pgxpool.NewWithConfig(ctx, config)
 }

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/delivered-twice/delivered-twice/internal/cli"
+	"github.com/delivered-twice/delivered-twice/internal/fault"
+	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/report"
+)
+
+// What is typed wrong is told before anything is started.
+func TestMatrixUsage(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		says []string
+	}{
+		"unknown lane":          {[]string{"--lane=inbx"}, []string{`"inbx"`, "nearest", "inbox"}},
+		"unknown fault":         {[]string{"--fault=zombi"}, []string{`"zombi"`, "nearest", "zombie"}},
+		"no cell at a time":     {[]string{"--parallel=0"}, []string{"--parallel is 0"}},
+		"a soak into the past":  {[]string{"--soak=-1s"}, []string{"--soak is -1s"}},
+		"a quick soak":          {[]string{"--soak=1m", "--quick"}, []string{"--soak", "--quick"}},
+		"unknown Kafka":         {[]string{"--kafka=franz"}, []string{`"franz"`}},
+		"an argument":           {[]string{"inbox"}, []string{`"inbox"`}},
+		"nothing that could be": {[]string{"--lane=inbox", "--fault=endtxn-cut"}, []string{"inbox under EndTxn cut", "no Kafka transaction"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"matrix", "--out=" + t.TempDir()}, c.args...)
+			done := compare(t, onSharedServices(t), args...)
+			require.Equal(t, cli.ExitUnusable, done.code, done.stderr)
+			for _, says := range append(c.says, "usage:") {
+				require.Contains(t, done.stderr, says)
+			}
+			require.Empty(t, done.stdout)
+		})
+	}
+}
+
+func TestMatrix(t *testing.T) {
+	dir := t.TempDir()
+	done := compare(t, onSharedServices(t), "matrix", "--lane=at-least-once", "--lane=inbox", "--lane=kafka eos",
+		"--fault=kill-9", "--fault=EndTxn cut", "--seed=7", "--json", "--out="+dir)
+	require.Equal(t, cli.ExitOK, done.code, done.stderr)
+	kept, err := report.Read(dir)
+	require.NoError(t, err)
+	var shown report.Report
+	require.NoError(t, json.Unmarshal([]byte(done.stdout), &shown), "stdout is results.json and nothing else")
+	require.Equal(t, kept, shown)
+
+	require.Len(t, kept.Results, 6)
+	found := make(map[string]report.Result)
+	for _, result := range kept.Results {
+		found[result.Lane+"/"+string(result.Fault)] = result
+		require.True(t, result.Held())
+		require.Empty(t, result.Folder, "a cell that held leaves nothing behind")
+	}
+	require.Positive(t, found["at-least-once/kill -9"].Scopes[lane.Postgres].Duplicated)
+	held := found["inbox/kill -9"]
+	require.GreaterOrEqual(t, held.Injections, 18, "six steps, three passings")
+	require.Equal(t, held.Events, held.Scopes[lane.Postgres].Once)
+	require.Equal(t, held.Events, held.Scopes[lane.Order].Once)
+	require.NotEmpty(t, found["inbox/EndTxn cut"].NotApplicable)
+	require.Empty(t, found["kafka eos/EndTxn cut"].NotApplicable)
+	entries, err := os.ReadDir(filepath.Join(dir, "cells"))
+	if err == nil {
+		require.Empty(t, entries)
+	}
+}
+
+func TestCatalogues(t *testing.T) {
+	lanes, faults := compare(t, nil, "lanes"), compare(t, nil, "faults")
+	require.Equal(t, cli.ExitOK, lanes.code)
+	require.Equal(t, cli.ExitOK, faults.code)
+	for _, l := range lane.All() {
+		require.Contains(t, lanes.stdout, l.Slug())
+	}
+	for _, f := range fault.All() {
+		require.Contains(t, faults.stdout, f.Slug())
+	}
+}
+
+// The README's table is what docs/matrix was measured to be.
+func TestREADMEHasTheMatrix(t *testing.T) {
+	root := filepath.Join("..", "..")
+	measured, err := report.Read(filepath.Join(root, "docs", "matrix"))
+	require.NoError(t, err)
+	page, err := os.ReadFile(filepath.Join(root, "README.md"))
+	require.NoError(t, err)
+	generated, err := measured.Embed(page)
+	require.NoError(t, err)
+	require.Equal(t, string(generated), string(page), "run: go run ./cmd/compare report docs/matrix --page README.md")
+	require.True(t, measured.Held())
+}
