@@ -22,6 +22,7 @@ type Resources struct {
 	Admin *kadm.Client
 
 	kafka                   *kgo.Client
+	client                  *kgo.Client
 	databaseURL             string
 	topics, groups, schemas []string
 }
@@ -45,7 +46,46 @@ func (r *Resources) Topic(ctx context.Context, name string, partitions int32) (s
 		return "", fmt.Errorf("create topic %s: %w", name, err)
 	}
 	r.topics = append(r.topics, name)
-	return name, nil
+	return name, r.awaitTopic(ctx, name)
+}
+
+// topicPatience bounds how long brokers may take to learn of a topic.
+const topicPatience = 30 * time.Second
+
+// awaitTopic waits until every broker knows the topic and a leader of each of its
+// partitions: a member may ask any of them.
+func (r *Resources) awaitTopic(ctx context.Context, name string) error {
+	req := kmsg.NewPtrMetadataRequest()
+	topic := kmsg.NewMetadataRequestTopic()
+	topic.Topic = &name
+	req.Topics = append(req.Topics, topic)
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		brokers, err := r.Admin.ListBrokers(ctx)
+		if err != nil {
+			return struct{}{}, err
+		}
+		for _, broker := range brokers {
+			resp, err := r.kafka.Broker(int(broker.NodeID)).RetriableRequest(ctx, req)
+			if err != nil {
+				return struct{}{}, err
+			}
+			for _, topic := range resp.(*kmsg.MetadataResponse).Topics {
+				if err := kerr.ErrorForCode(topic.ErrorCode); err != nil {
+					return struct{}{}, fmt.Errorf("broker %d: %w", broker.NodeID, err)
+				}
+				for _, p := range topic.Partitions {
+					if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
+						return struct{}{}, fmt.Errorf("broker %d, partition %d: %w", broker.NodeID, p.Partition, err)
+					}
+				}
+			}
+		}
+		return struct{}{}, nil
+	}, backoff.WithMaxElapsedTime(topicPatience))
+	if err != nil {
+		return fmt.Errorf("wait until all brokers know topic %s: %w", name, err)
+	}
+	return nil
 }
 
 // Group takes note of a group that members will create.
