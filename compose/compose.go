@@ -6,12 +6,13 @@ import (
 	"embed"
 	"encoding/xml"
 	"fmt"
+	"strings"
 )
 
 // Files holds the script "local" and what it reads. Embedding loses the
 // executable bit: run the script with bash.
 //
-//go:embed local kafka/pom.xml
+//go:embed local kafka/pom.xml kafka/impatient.properties
 var Files embed.FS
 
 // KafkaVersion is the version of Apache Kafka that the script "local" runs.
@@ -27,4 +28,21 @@ func KafkaVersion() string {
 		panic(fmt.Sprintf("compose: kafka/pom.xml has no kafka.version: %v", err))
 	}
 	return project.Version
+}
+
+// Impatient are the broker settings of `compose/local up --impatient`, for brokers on
+// which faults are injected.
+func Impatient() map[string]string {
+	text, err := Files.ReadFile("kafka/impatient.properties")
+	if err != nil {
+		panic(fmt.Sprintf("compose: embedded file: %v", err)) // it is embedded above
+	}
+	settings := make(map[string]string)
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if name, value, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") {
+			settings[name] = value
+		}
+	}
+	return settings
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/delivered-twice/delivered-twice/compose"
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/fault"
 	"github.com/delivered-twice/delivered-twice/internal/lane"
@@ -108,7 +109,7 @@ func (o *matrixOptions) run(ctx context.Context) (err error) {
 	}
 	services, err := o.services.start(ctx, sandbox.Options{
 		Nodes:         3,
-		BrokerConfigs: matrix.BrokerSettings(),
+		BrokerConfigs: compose.Impatient(),
 		Dir:           filepath.Join(o.out, "services"),
 	})
 	if err != nil {
