@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -190,32 +191,51 @@ func TestConnectionsThatMatch(t *testing.T) {
 // Answers are matched to what was sent ahead of them, past errors.
 func TestPipelinedTransactions(t *testing.T) {
 	d := newDatabase(t)
-	direct := d.direct()
-	d.exec(direct, "INSERT INTO things VALUES (1)")
-	conn := d.through()
+	direct, gate, conn := d.direct(), d.direct(), d.through()
+	d.exec(gate, "INSERT INTO things VALUES (1)", "BEGIN", "LOCK TABLE parts")
 	at := make([]int, 3)
-	var struck []<-chan struct{}
+	struck := make([]<-chan struct{}, 3)
 	for i := range at {
-		struck = append(struck, d.proxy.At(wire.Trigger{On: wire.Commit, Nth: i + 1, When: wire.BeforeAnswer, Do: func(*wire.Strike) { at[i] = things(direct) }}))
+		struck[i] = d.proxy.At(wire.Trigger{On: wire.Commit, Nth: i + 1, When: wire.BeforeAnswer, Do: func(*wire.Strike) { at[i] = things(direct) }})
 	}
 	pipeline := conn.PgConn().StartPipeline(within(t))
-	transaction := func(insert string) {
-		for _, statement := range []string{"BEGIN", insert, "COMMIT"} {
+	send := func(statements ...string) {
+		for _, statement := range statements {
 			pipeline.SendQueryParams(statement, nil, nil, nil, nil)
 		}
 		require.NoError(t, pipeline.Sync())
 	}
-	transaction("INSERT INTO things VALUES (1)") // fails: the commit is skipped
-	pipeline.SendQueryParams("ROLLBACK", nil, nil, nil, nil)
-	require.NoError(t, pipeline.Sync())
-	transaction("INSERT INTO things VALUES (2)")
-	transaction("INSERT INTO parts VALUES (99)") // the commit itself fails
-	require.Error(t, pipeline.Close())           // reads it to its end, and tells the first error
-	require.NoError(t, conn.Ping(within(t)))
-	for _, c := range struck {
-		wait(t, "the commit", c)
+	passes := func() { // a Sync was answered
+		for {
+			results, err := pipeline.GetResults()
+			if _, ok := results.(*pgconn.PipelineSync); ok {
+				return
+			}
+			if reader, ok := results.(*pgconn.ResultReader); ok {
+				_, err = reader.Close()
+			}
+			var refused *pgconn.PgError
+			require.True(t, err == nil || errors.As(err, &refused), err)
+		}
 	}
-	require.Equal(t, []int{1, 2, 2}, at)
+	send("BEGIN", "INSERT INTO things VALUES (1)", "COMMIT") // fails before the commit
+	send("ROLLBACK")
+	send("BEGIN", "LOCK TABLE parts", "INSERT INTO things VALUES (2)", "COMMIT")
+	send("BEGIN", "INSERT INTO parts VALUES (99)", "COMMIT") // the commit itself fails
+
+	passes()
+	wait(t, "the commit that was skipped", struck[0])
+	require.Equal(t, 1, at[0])
+	passes()
+	requireOpen(t, struck[1], "the second transaction has not got its lock yet")
+	d.exec(gate, "COMMIT")
+	passes()
+	wait(t, "the second commit", struck[1])
+	require.Equal(t, 2, at[1])
+	passes()
+	wait(t, "the third commit", struck[2])
+	require.Equal(t, 2, at[2])
+	require.NoError(t, pipeline.Close())
 }
 
 // A Sync that was sent ahead of the data of a COPY is ignored by the server.
