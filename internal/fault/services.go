@@ -29,7 +29,7 @@ const majority = 3
 
 var brokerKilled = Fault{
 	Name:     lane.BrokerKilled,
-	Says:     "one of three brokers is killed with SIGKILL and started again, in the middle of a stream of events",
+	Says:     "one of three brokers is killed with SIGKILL and started again, in the middle of a stream of events: the one that coordinates the transactions, or that leads an output partition",
 	Disturbs: DisturbsKafka,
 	Unfit: func(_ lane.Lane, s *sandbox.Services) string {
 		if err := s.KafkaControl(); err != nil {
@@ -42,10 +42,31 @@ var brokerKilled = Fault{
 	},
 	Inject: func(ctx context.Context, s *stage.Stage) error {
 		return disturbed(ctx, s, func(ctx context.Context) error {
-			node := anyOf(s, s.Services.Nodes())
+			node, err := leading(ctx, s)
+			if err != nil {
+				return err
+			}
 			return errors.Join(s.Services.KillBroker(ctx, node), s.Services.StartBroker(ctx, node))
 		})
 	},
+}
+
+// leading returns the broker that the lane can spare least: the coordinator of its
+// transactions, or the leader of a partition of its output.
+func leading(ctx context.Context, s *stage.Stage) (int, error) {
+	if s.Lane.Transactional {
+		id := transactionalID(s)
+		found := s.Admin.FindTxnCoordinators(ctx, id)
+		if err := found.Error(); err != nil {
+			return 0, fmt.Errorf("find the coordinator of transactional id %s: %w", id, err)
+		}
+		return int(found[id].NodeID), nil
+	}
+	topics, err := s.Admin.ListTopics(ctx, s.Output)
+	if err != nil {
+		return 0, fmt.Errorf("find a leader in topic %s: %w", s.Output, err)
+	}
+	return int(topics[s.Output].Partitions[0].Leader), nil
 }
 
 var postgresRestarted = Fault{
