@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,11 +9,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/agnivade/levenshtein"
 	"github.com/spf13/cobra"
 
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/explain"
+	"github.com/delivered-twice/delivered-twice/internal/nearest"
 	"github.com/delivered-twice/delivered-twice/internal/trace"
 )
 
@@ -110,23 +109,14 @@ func suggestions(cells []keptCell, eventID string) string {
 		all = append(append(all, t...), others...)
 	}
 	text := ""
-	if nearest := nearestIDs(eventID, troubled); len(nearest) > 0 {
-		text += "; lost, duplicated or reordered: " + strings.Join(nearest, ", ")
-	}
-	if nearest := nearestIDs(eventID, all); len(nearest) > 0 {
-		text += "; nearest: " + strings.Join(nearest, ", ")
+	for _, some := range []struct {
+		says string
+		ids  []string
+	}{{"lost, duplicated or reordered", troubled}, {"nearest", all}} {
+		slices.Sort(some.ids)
+		if ids := nearest.Names(eventID, slices.Compact(some.ids), suggested); len(ids) > 0 {
+			text += "; " + some.says + ": " + strings.Join(ids, ", ")
+		}
 	}
 	return text
-}
-
-// nearestIDs are those that take the fewest edits to become id.
-func nearestIDs(id string, ids []string) []string {
-	slices.Sort(ids)
-	ids = slices.Compact(ids)
-	distance := make(map[string]int, len(ids))
-	for _, other := range ids {
-		distance[other] = levenshtein.ComputeDistance(id, other)
-	}
-	slices.SortStableFunc(ids, func(a, b string) int { return cmp.Compare(distance[a], distance[b]) })
-	return ids[:min(suggested, len(ids))]
 }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,11 +9,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/agnivade/levenshtein"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/delivered-twice/delivered-twice/internal/nearest"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/shortcut"
 )
@@ -56,7 +55,7 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 		return err
 	}
 	if !slices.Contains(guards(), p.guard) {
-		return Usage(fmt.Errorf("--guard is %q; the nearest: %s; all: %s", p.guard, strings.Join(nearest(p.guard, guards()), ", "), strings.Join(guards(), ", ")))
+		return Usage(fmt.Errorf("--guard is %q; the nearest: %s; all: %s", p.guard, strings.Join(nearest.Names(p.guard, guards(), 2), ", "), strings.Join(guards(), ", ")))
 	}
 	for _, rule := range []struct {
 		broken bool
@@ -106,15 +105,6 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 // idle says that a flag does nothing under this guard.
 func (p *inboxPipeline) idle(flag string, uses ...string) string {
 	return fmt.Sprintf("--%s does nothing for --guard=%s: it is for --guard=%s", flag, p.guard, strings.Join(uses, " and "))
-}
-
-// nearest returns the two names that take the fewest edits to become name.
-func nearest(name string, names []string) []string {
-	byDistance := slices.Clone(names)
-	slices.SortStableFunc(byDistance, func(a, b string) int {
-		return cmp.Compare(levenshtein.ComputeDistance(name, a), levenshtein.ComputeDistance(name, b))
-	})
-	return byDistance[:min(2, len(byDistance))]
 }
 
 // openGuard is a guard that is ready to work.

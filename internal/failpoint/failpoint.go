@@ -7,7 +7,6 @@
 package failpoint
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -19,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/agnivade/levenshtein"
+	"github.com/delivered-twice/delivered-twice/internal/nearest"
 )
 
 // Variable is the environment variable that [FromEnv] reads.
@@ -97,18 +96,9 @@ func FromEnv(steps []string) (*Failpoint, error) {
 	}
 	if !slices.Contains(steps, f.Step) {
 		return nil, fmt.Errorf("environment variable %s: there is no step %q; the nearest: %s; all: %s",
-			Variable, f.Step, strings.Join(nearest(f.Step, steps), ", "), strings.Join(steps, ", "))
+			Variable, f.Step, strings.Join(nearest.Names(f.Step, steps, 2), ", "), strings.Join(steps, ", "))
 	}
 	return f, nil
-}
-
-// nearest returns the two names that take the fewest edits to become name.
-func nearest(name string, names []string) []string {
-	byDistance := slices.Clone(names)
-	slices.SortStableFunc(byDistance, func(a, b string) int {
-		return cmp.Compare(levenshtein.ComputeDistance(name, a), levenshtein.ComputeDistance(name, b))
-	})
-	return byDistance[:min(2, len(byDistance))]
 }
 
 // String returns the failpoint as [Parse] reads it.

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/nearest"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
 	"github.com/delivered-twice/delivered-twice/internal/stage"
 )
@@ -85,5 +86,5 @@ func Find(name string) (Fault, error) {
 		}
 		slugs = append(slugs, f.Slug())
 	}
-	return Fault{}, fmt.Errorf("there is no fault %q; the nearest: %s", name, strings.Join(lane.Nearest(name, slugs), ", "))
+	return Fault{}, fmt.Errorf("there is no fault %q; the nearest: %s", name, strings.Join(nearest.Names(lane.Slug(name), slugs, 3), ", "))
 }

@@ -3,13 +3,12 @@
 package lane
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/agnivade/levenshtein"
+	"github.com/delivered-twice/delivered-twice/internal/nearest"
 )
 
 // Lane is one way to consume, and exactly one command line.
@@ -134,16 +133,7 @@ func Find(name string) (Lane, error) {
 		}
 		slugs = append(slugs, l.Slug())
 	}
-	return Lane{}, fmt.Errorf("there is no lane %q; the nearest: %s", name, strings.Join(Nearest(name, slugs), ", "))
-}
-
-// Nearest returns the three names that take the fewest edits to become name.
-func Nearest(name string, names []string) []string {
-	byDistance := slices.Clone(names)
-	slices.SortStableFunc(byDistance, func(a, b string) int {
-		return cmp.Compare(levenshtein.ComputeDistance(Slug(name), a), levenshtein.ComputeDistance(Slug(name), b))
-	})
-	return byDistance[:min(3, len(byDistance))]
+	return Lane{}, fmt.Errorf("there is no lane %q; the nearest: %s", name, strings.Join(nearest.Names(Slug(name), slugs, 3), ", "))
 }
 
 // All returns every lane, in the order in which they are shown.
