@@ -120,7 +120,11 @@ func (p *eosPipeline) run(ctx context.Context) error {
 		},
 	}
 	if p.touch != touchNothing {
-		pool, err := p.pool(ctx)
+		idle := time.Duration(0)
+		if p.touch == touchInbox {
+			idle = p.inboxIdle()
+		}
+		pool, err := p.pool(ctx, idle)
 		if err != nil {
 			return err
 		}
@@ -270,17 +274,4 @@ func (m *member) migrateWarehouse(ctx context.Context) error {
 		return err
 	}
 	return warehouse.Migrate(ctx, m.databaseURL)
-}
-
-// openWarehouse does both.
-func (m *member) openWarehouse(ctx context.Context) (*pgxpool.Pool, error) {
-	pool, err := m.pool(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := m.migrateWarehouse(ctx); err != nil {
-		pool.Close()
-		return nil, err
-	}
-	return pool, nil
 }

@@ -41,7 +41,11 @@ func (p *inboxPipeline) prepare(ctx context.Context) (*pgxpool.Pool, error) {
 
 // openDatabase connects to Postgres and brings the tables up to date.
 func (p *inboxPipeline) openDatabase(ctx context.Context) (*pgxpool.Pool, error) {
-	pool, err := p.pool(ctx)
+	idle := p.inboxIdle()
+	if p.shortcut() {
+		idle = 0 // whoever takes a shortcut has not thought of it
+	}
+	pool, err := p.pool(ctx, idle)
 	if err == nil {
 		if err = p.migrate(ctx, pool); err == nil {
 			return pool, nil

@@ -249,12 +249,9 @@ func (m *member) checkShareGroup(ctx context.Context, admin *kadm.Client) error 
 	return nil
 }
 
-// pool returns a pool of connections to Postgres, of which none is open yet.
-//
-// A member that stands still in the middle of a transaction keeps its locks, and the
-// one that has taken its partitions over waits for them. So the server ends such a
-// transaction when the group would give the member up (PostgreSQL manual, 20.11.1).
-func (m *member) pool(ctx context.Context) (*pgxpool.Pool, error) {
+// pool returns a pool of connections to Postgres, of which none is open yet. The server
+// ends a transaction that stands idle for longer than idle; 0 is for ever.
+func (m *member) pool(ctx context.Context, idle time.Duration) (*pgxpool.Pool, error) {
 	if m.databaseURL == "" {
 		return nil, Usage(errors.New("no database: set --database-url or DATABASE_URL"))
 	}
@@ -262,10 +259,16 @@ func (m *member) pool(ctx context.Context) (*pgxpool.Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", endpoint.Redact(m.databaseURL), err)
 	}
-	idle := fmt.Sprintf("SET idle_in_transaction_session_timeout = %d", m.sessionTimeout.Milliseconds())
-	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, idle)
-		return err
+	if idle > 0 {
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, fmt.Sprintf("SET idle_in_transaction_session_timeout = %d", idle.Milliseconds()))
+			return err
+		}
 	}
 	return pgxpool.NewWithConfig(ctx, config)
 }
+
+// inboxIdle is how long the transaction of an inbox may stand idle. A member that
+// stands still in the middle of one keeps its locks, and whoever has taken its
+// partitions over waits for them: so they are gone when the group gives the member up.
+func (m *member) inboxIdle() time.Duration { return m.sessionTimeout }
