@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -294,14 +295,15 @@ func TestGroupOffsets(t *testing.T) {
 		at, _ := offsets.Lookup(topic, 0)
 		return at.At
 	}
-	commit := func(admin *kadm.Client, last int64) {
-		require.NoError(t, admin.CommitAllOffsets(within(t), group, kadm.OffsetsFromRecords(kgo.Record{Topic: topic, Offset: last})))
+	commit := func(admin *kadm.Client, last int64) error {
+		return admin.CommitAllOffsets(within(t), group, kadm.OffsetsFromRecords(kgo.Record{Topic: topic, Offset: last}))
 	}
-	commit(direct, 3)
+	// The group's coordinator may be a broker that has not heard of the topic yet.
+	require.Eventually(t, func() bool { return commit(direct, 3) == nil }, patience, 10*time.Millisecond)
 	var before, after int64
 	proxy.At(wire.Trigger{On: wire.OffsetCommit, When: wire.BeforeForward, Do: func(*wire.Strike) { before = offset() }})
 	struck := proxy.At(wire.Trigger{On: wire.OffsetCommit, When: wire.BeforeAnswer, Do: func(*wire.Strike) { after = offset() }})
-	commit(kadm.NewClient(through(t, proxy)), 6)
+	require.NoError(t, commit(kadm.NewClient(through(t, proxy)), 6))
 	wait(t, "the answer", struck)
 	require.EqualValues(t, 4, before)
 	require.EqualValues(t, 7, after)

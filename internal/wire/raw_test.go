@@ -52,7 +52,8 @@ func TestAnswerThatNeverComes(t *testing.T) {
 	requireClosed(t, unanswered)
 	require.NoError(t, unanswered.Close())
 	requireOpen(t, struck, "it was not answered")
-	for n := int32(2); ; n++ { // until the end of the first connection is noticed
+	for ctx, n := within(t), int32(2); ; n++ { // until the end of the first connection is noticed
+		require.NoError(t, ctx.Err(), "it does not strike any more")
 		conn := dial(t, proxy.Addrs()[0])
 		write(t, conn, offsetCommit(n))
 		frame(t, conn)
