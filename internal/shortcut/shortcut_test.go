@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -223,20 +224,20 @@ func TestOutages(t *testing.T) {
 	})
 }
 
-// A connection that breaks under the handler is not the events' fault.
+// A connection that breaks under the handler is not the events' fault, whatever the
+// handler makes of it.
 func TestBrokenConnection(t *testing.T) {
 	b := newBench(t)
 	attempts := 0
 	breaking := pginbox.Handler{Name: "a", Handle: func(ctx context.Context, tx pgx.Tx, _ []pginbox.Event) error {
 		if attempts++; attempts < 5 {
-			_, err := tx.Exec(ctx, `SELECT pg_terminate_backend(pg_backend_pid())`)
-			return err
+			_, _ = tx.Exec(ctx, `SELECT pg_terminate_backend(pg_backend_pid())`)
+			return errors.New("as a handler may put it")
 		}
-		return nil
+		return errors.New("bad")
 	}}
 	require.NoError(t, b.guard(shortcut.None, nil, breaking).Process(t.Context(), events("1")))
-	require.Equal(t, 5, attempts)
-	require.Empty(t, b.letters())
+	require.Equal(t, []string{"a/1 3 bad"}, b.letters(), "what is not its fault does not count")
 }
 
 // A table that is missing will not come by waiting.
@@ -251,36 +252,40 @@ func TestMissingTable(t *testing.T) {
 // Claims that Redis answered before it went away are not taken for somebody else's.
 func TestRedisAwayForAWhile(t *testing.T) {
 	b := newBench(t)
-	b.redis.SetError("LOADING Redis is loading the dataset in memory")
-	asked := 0
+	client := redis.NewClient(&redis.Options{Addr: b.redis.Addr(), MaxRetries: -1})
+	t.Cleanup(func() { _ = client.Close() })
+	cut := &cutPipeline{}
+	client.AddHook(cut)
 	s, err := shortcut.New(b.pool, shortcut.Options{
-		Guard: shortcut.Redis, Handlers: []pginbox.Handler{worker("a", never)}, RetryBackoff: time.Millisecond,
-		Redis: func() *redis.Client {
-			client := redis.NewClient(&redis.Options{Addr: b.redis.Addr(), MaxRetries: -1})
-			client.AddHook(pipelines(func() {
-				if asked++; asked == 3 {
-					b.redis.SetError("")
-				}
-			}))
-			t.Cleanup(func() { _ = client.Close() })
-			return client
-		}(),
+		Guard: shortcut.Redis, Handlers: []pginbox.Handler{worker("a", never)}, RetryBackoff: time.Millisecond, Redis: client,
 	})
 	require.NoError(t, err)
-	require.NoError(t, s.Process(t.Context(), events("1", "2")))
-	require.Equal(t, []string{"a/1", "a/2"}, b.work())
-	require.Equal(t, 3, asked)
+	require.NoError(t, s.Process(t.Context(), events("1", "2", "3")))
+	require.Equal(t, []string{"a/1", "a/2", "a/3"}, b.work())
+	require.Equal(t, []string{"1", "2", "3", "2", "3"}, cut.claimed)
 }
 
-// pipelines is called before every pipeline of a client.
-type pipelines func()
+// cutPipeline cuts the first pipeline of claims after its first command.
+type cutPipeline struct{ claimed []string }
 
-func (pipelines) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (pipelines) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-func (p pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (*cutPipeline) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (*cutPipeline) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (c *cutPipeline) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		p()
-		return next(ctx, cmds)
+		if cmds[0].Name() != "set" { // what a connection begins with
+			return next(ctx, cmds)
+		}
+		first := len(c.claimed) == 0
+		for _, cmd := range cmds {
+			c.claimed = append(c.claimed, cmd.Args()[1].(string))
+		}
+		if !first {
+			return next(ctx, cmds)
+		}
+		for _, cmd := range cmds[1:] {
+			cmd.SetErr(io.ErrUnexpectedEOF)
+		}
+		return errors.Join(next(ctx, cmds[:1]), io.ErrUnexpectedEOF)
 	}
 }
 
