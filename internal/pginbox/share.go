@@ -75,9 +75,9 @@ var ErrNoRetryTopic = errors.New("the broker has no dead-letter queue for share 
 // broker, which means dropped: nobody gets it again, and nobody is told. The limit is 5
 // by default and cannot be raised above group.share.max.delivery.count.limit, by default
 // 10. So a share group is at-least-once only for as long as consumers die seldom. Measured on
-// Apache Kafka 4.4.0: a record whose consumers were killed 5 times in a row while they had it
-// was gone, and so were all that were acquired with it, except that near the limit the
-// broker delivers fewer records at a time.
+// Apache Kafka 4.4.0: a record whose consumers were killed 5 times in a row while they
+// had it was gone. Near the limit the broker delivers fewer records at a time, at last
+// one, so that each death costs one record and not a batch.
 //
 // Run raises the limit to the broker's maximum, which makes the loss less likely, and
 // no more. With a RetryTopic there is none: before the broker archives a record it
