@@ -80,6 +80,8 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 			fmt.Sprintf("--source=%s has no offsets to store: it goes with --guard=%s", sourceShareGroup, guardInbox)},
 		{p.source == sourceShareGroup && p.ackAfterFlush,
 			fmt.Sprintf("--ack-after-flush is for --source=%s", sourceGroup)},
+		{p.source != sourceShareGroup && p.retryTopic != "",
+			fmt.Sprintf("--retry-topic is for --source=%s: a consumer group gets a record again until it is acknowledged", sourceShareGroup)},
 		{p.source == sourceShareGroup && p.guard == string(shortcut.AckFirst),
 			fmt.Sprintf("--guard=%s is for --source=%s", p.guard, sourceGroup)},
 		{p.publish == publishDirect && p.shortcut() && p.guard != string(shortcut.None),

@@ -267,6 +267,7 @@ func TestGuardUnusable(t *testing.T) {
 		"flush for stored offsets":       {[]string{"--guard=offsets", "--async-commit", "--ack-after-flush"}, []string{"does nothing", "usage: "}},
 		"offsets of a share group":       {[]string{"--guard=inbox+offsets", "--source=share-group"}, []string{"no offsets", "usage: "}},
 		"flush for a share group":        {[]string{"--async-commit", "--ack-after-flush", "--source=share-group"}, []string{"--source=group", "usage: "}},
+		"retries for a group":            {[]string{"--retry-topic=again"}, []string{"--source=share-group", "usage: "}},
 		"ack-first on a share group":     {[]string{"--guard=ack-first", "--source=share-group"}, []string{"--source=group", "usage: "}},
 		"publishing under a shortcut":    {[]string{"--guard=memory", "--publish=direct"}, []string{"not for --guard=memory", "usage: "}},
 		"keys of ids that nobody keeps":  {[]string{"--guard=offsets", "--event-key=hash"}, []string{"--event-key does nothing", "usage: "}},

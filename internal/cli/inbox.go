@@ -45,6 +45,7 @@ type inboxPipeline struct {
 	source            string
 	asyncCommit       bool
 	ackAfterFlush     bool
+	retryTopic        string
 	publish           string
 	handlers          []string
 	eventKey          string
@@ -93,6 +94,7 @@ SIGTERM finishes the batch in hand and ends it.`,
 	f := cmd.Flags()
 	f.StringVar(&p.guard, "guard", guardInbox, "what keeps an event from being done twice: "+strings.Join(guards(), ", "))
 	f.StringVar(&p.source, "source", sourceGroup, fmt.Sprintf("how the topic is consumed: as a member of a consumer %s, or of a %s (KIP-932)", sourceGroup, sourceShareGroup))
+	f.StringVar(&p.retryTopic, "retry-topic", "", "with --source=share-group: where the broker moves a record that was delivered too often, to come again from there (needs dead-letter queues, KIP-1191; none: the broker drops it)")
 	f.BoolVar(&p.asyncCommit, "async-commit", false, "commit with synchronous_commit=off: a crash of Postgres takes the last commits back")
 	f.BoolVar(&p.ackAfterFlush, "ack-after-flush", false, "with --async-commit: acknowledge only what is on Postgres' disk")
 	f.StringVar(&p.publish, "publish", publishNothing, "what the warehouse handler produces to Kafka: none or direct")

@@ -19,14 +19,15 @@ type consumer interface {
 func (p *inboxPipeline) consumer(guard openGuard, pool *pgxpool.Pool, hook pginbox.Hook) (consumer, error) {
 	if p.source == sourceShareGroup {
 		c, err := pginbox.NewShareConsumer(pginbox.ShareConsumerOptions{
-			Client:    p.client(),
-			Group:     p.group,
-			Topics:    []string{p.input},
-			BatchSize: p.batchSize,
-			Identify:  order.ID,
-			Process:   guard.process,
-			Hook:      hook,
-			Logger:    p.logger(),
+			Client:     p.client(),
+			Group:      p.group,
+			Topics:     []string{p.input},
+			RetryTopic: p.retryTopic,
+			BatchSize:  p.batchSize,
+			Identify:   order.ID,
+			Process:    guard.process,
+			Hook:       hook,
+			Logger:     p.logger(),
 		})
 		if err != nil {
 			return nil, Usage(err)
