@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/delivered-twice/delivered-twice/internal/fault"
 	"github.com/delivered-twice/delivered-twice/internal/lane"
 	"github.com/delivered-twice/delivered-twice/internal/report"
 	"github.com/delivered-twice/delivered-twice/internal/sabotage"
@@ -108,14 +107,14 @@ func TestRedCheck(t *testing.T) {
 		result report.Result
 		as     bool // it should
 	}{
-		"lost":                     {lost, broken(lane.Counts{Expected: 2, Once: 1, Lost: 1}), true},
-		"another outcome":          {lost, broken(lane.Counts{Expected: 2, Once: 1, Duplicated: 1}), false},
-		"lost as claimed":          {lost, report.Result{Scopes: map[lane.Scope]report.Scope{lane.Postgres: {Held: true, Counts: lane.Counts{Expected: 1, Lost: 1}}}}, false},
-		"another scope":            {sabotage.Red{Scope: lane.Kafka, Outcome: lane.Lost}, broken(lane.Counts{Expected: 1, Lost: 1}), false},
-		"counted nothing":          {lost, report.Result{Failure: "the broker is gone"}, false},
-		"shows nothing":            {nothing, broken(lane.Counts{Expected: 2, Once: 2}), true},
-		"shows something":          {nothing, broken(lane.Counts{Expected: 2, Once: 1, Lost: 1}), false},
-		"fails":                    {failed, report.Result{Failure: "0 dead letters"}, true},
+		"lost":                      {lost, broken(lane.Counts{Expected: 2, Once: 1, Lost: 1}), true},
+		"another outcome":           {lost, broken(lane.Counts{Expected: 2, Once: 1, Duplicated: 1}), false},
+		"lost as claimed":           {lost, report.Result{Scopes: map[lane.Scope]report.Scope{lane.Postgres: {Held: true, Counts: lane.Counts{Expected: 1, Lost: 1}}}}, false},
+		"another scope":             {sabotage.Red{Scope: lane.Kafka, Outcome: lane.Lost}, broken(lane.Counts{Expected: 1, Lost: 1}), false},
+		"counted nothing":           {lost, report.Result{Failure: "the broker is gone"}, false},
+		"shows nothing":             {nothing, broken(lane.Counts{Expected: 2, Once: 2}), true},
+		"shows something":           {nothing, broken(lane.Counts{Expected: 2, Once: 1, Lost: 1}), false},
+		"fails":                     {failed, report.Result{Failure: "0 dead letters"}, true},
 		"fails with something else": {failed, report.Result{Failure: "the broker is gone"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -177,7 +176,6 @@ func matrix(t *testing.T, program, dir string, args ...string) (code int, result
 
 // Every cell is one that exists, and every name can be a test's.
 func TestCatalogue(t *testing.T) {
-	require.GreaterOrEqual(t, len(sabotage.All()), 12)
 	names := make(map[string]bool)
 	for _, s := range sabotage.All() {
 		require.Regexp(t, `^[a-z_]+$`, s.Name)
@@ -190,5 +188,4 @@ func TestCatalogue(t *testing.T) {
 			require.True(t, claimed, "%s claims nothing of %s", cell, s.Red.Scope)
 		}
 	}
-	require.NotEmpty(t, fault.All())
 }
