@@ -106,6 +106,7 @@ func newRunner(o Options) *runner {
 		results: make([]report.Result, len(o.Cells)),
 		report: report.Report{Environment: report.Environment{
 			Kafka:     o.Services.KafkaVersion,
+			Brokers:   several(o.Services.Nodes()),
 			Postgres:  o.Services.PostgresVersion,
 			Go:        runtime.Version(),
 			CPUs:      runtime.NumCPU(),
@@ -213,4 +214,12 @@ func (r *runner) perform(ctx context.Context, c Cell, name, dir string, meeting 
 		return fmt.Errorf("%d records that no handler can take were sent, and %d are kept as dead letters", s.Poisoned(), found.DeadLetters)
 	}
 	return nil
+}
+
+// several is how many there are, if it is more than one.
+func several(nodes []int) int {
+	if len(nodes) > 1 {
+		return len(nodes)
+	}
+	return 0
 }

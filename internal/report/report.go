@@ -31,6 +31,8 @@ type Report struct {
 type Environment struct {
 	// Kafka names the broker and its version, such as "Apache Kafka 4.4.0".
 	Kafka string `json:"kafka"`
+	// Brokers is how many of them there were, where it was more than one.
+	Brokers int `json:"brokers,omitempty"`
 	// Postgres is the server's version.
 	Postgres string `json:"postgres"`
 	// Go is the version that built the pipelines.

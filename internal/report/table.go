@@ -220,8 +220,12 @@ func phrase(n lane.Counts) string {
 // environment says what the figures were measured on.
 func (r Report) environment() []string {
 	e := r.Environment
+	kafka := e.Kafka
+	if e.Brokers > 1 {
+		kafka += fmt.Sprintf(" (%d brokers)", e.Brokers)
+	}
 	remarks := []string{fmt.Sprintf("Measured on %s, PostgreSQL %s, %s, %d CPUs; seed %d; started %s.",
-		e.Kafka, e.Postgres, e.Go, e.CPUs, e.Seed, e.StartedAt.UTC().Format(time.DateTime+" MST"))}
+		kafka, e.Postgres, e.Go, e.CPUs, e.Seed, e.StartedAt.UTC().Format(time.DateTime+" MST"))}
 	if strings.HasPrefix(e.Kafka, "kfake") {
 		remarks = append(remarks, "kfake imitates a Kafka broker: what it shows should be seen on Apache Kafka too before it is believed.")
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/delivered-twice/delivered-twice/compose"
 	"github.com/delivered-twice/delivered-twice/internal/endpoint"
 )
 
@@ -46,6 +47,7 @@ func (s *Services) controlGivenKafka() {
 		return
 	}
 	s.brokers = i.brokers()
+	s.KafkaVersion = "Apache Kafka " + compose.KafkaVersion() // no need to guess
 }
 
 // controlGivenPostgres is controlGivenKafka for PostgreSQL.
