@@ -134,7 +134,7 @@ func (s Sabotage) Overlay(root, dir string) (string, error) {
 // [Sabotage.Overlay] has returned, "" for none. root is the root of the repository.
 func Build(ctx context.Context, root, dir, overlay string) (string, error) {
 	program := filepath.Join(dir, "compare")
-	// Nobody debugs it, and linking without what a debugger needs takes half as long.
+	// Nobody debugs it: what a debugger needs is left out.
 	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-overlay="+overlay, "-o", program, "./cmd/compare")
 	build.Dir = root
 	if output, err := build.CombinedOutput(); err != nil {
