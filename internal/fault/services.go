@@ -95,15 +95,14 @@ var postgresKilled = Fault{
 	},
 }
 
-// crash kills Postgres right after commits of a lane that is to lose some by that.
-// The other lanes stand still by then: each commit that waits for its WAL to be on
-// disk puts everybody's there.
+// crash kills Postgres right after commits of lanes that do not wait for their WAL to
+// be on disk. The other lanes stand still by then: each commit that waits for its own
+// WAL puts everybody's there.
 func crash(ctx context.Context, s *stage.Stage, m *stage.Member) error {
 	if err := inTheMiddle(ctx, s, m); err != nil {
 		return err
 	}
-	loses := s.Lane.MustShow(lane.PostgresKilled)
-	if !loses {
+	if !s.Lane.Asynchronous {
 		if err := m.Signal(syscall.SIGSTOP); err != nil {
 			return err
 		}
@@ -111,7 +110,7 @@ func crash(ctx context.Context, s *stage.Stage, m *stage.Member) error {
 	if err := s.Meet(ctx); err != nil {
 		return err
 	}
-	if loses {
+	if s.Lane.Asynchronous {
 		if err := inTheMiddle(ctx, s, m); err != nil {
 			return err
 		}

@@ -41,6 +41,8 @@ type Lane struct {
 	Progress Progress
 	// Transactional says that it produces in Kafka transactions.
 	Transactional bool
+	// Asynchronous says that it commits without waiting for its WAL to be on disk.
+	Asynchronous bool
 	// Forgets says what it keeps of an event that is done, and what is removed some
 	// day; "" where it keeps nothing that is.
 	Forgets Memory
