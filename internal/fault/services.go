@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
 	"github.com/delivered-twice/delivered-twice/internal/stage"
 )
@@ -111,7 +112,9 @@ func crash(ctx context.Context, s *stage.Stage, m *stage.Member) error {
 		return err
 	}
 	if s.Lane.Asynchronous {
-		if err := inTheMiddle(ctx, s, m); err != nil {
+		// First commits that are acknowledged, and then commits that are not yet: none of the
+		// latter is on disk.
+		if err := errors.Join(s.Services.FreezeWALWriter(ctx), inTheMiddle(ctx, s, m), moreOf(ctx, s, m, string(pginbox.Committed))); err != nil {
 			return err
 		}
 	}
@@ -144,12 +147,17 @@ func disturbed(ctx context.Context, s *stage.Stage, disturb func(context.Context
 
 // inTheMiddle waits until a member has done a few more batches.
 func inTheMiddle(ctx context.Context, s *stage.Stage, m *stage.Member) error {
+	return moreOf(ctx, s, m, lastStep(s.Lane))
+}
+
+// moreOf waits until a member has passed a step a few more times.
+func moreOf(ctx context.Context, s *stage.Stage, m *stage.Member, step string) error {
 	const few = 3
-	passed, err := m.Passed(lastStep(s.Lane))
+	passed, err := m.Passed(step)
 	if err != nil {
 		return err
 	}
-	return s.AwaitStep(ctx, m, lastStep(s.Lane), passed+few)
+	return s.AwaitStep(ctx, m, step, passed+few)
 }
 
 func noPostgres(l lane.Lane, s *sandbox.Services) string {

@@ -96,6 +96,39 @@ var catalogue = []Sabotage{
 	},
 
 	{
+		Name:  "flush_not_awaited",
+		Wrong: "asynchronous commits are acknowledged without waiting until they are on disk",
+		File:  "internal/pginbox/flush.go",
+		Old:   `		if flushed {`,
+		New:   `		if flushed || true {`,
+		Lane:  "inbox, async commit, gated",
+		Fault: lane.PostgresKilled,
+		Red:   breaks(lane.Postgres, lane.Lost),
+	},
+	{
+		Name:  "witness_reopened",
+		Wrong: "when the session that follows the write-ahead log is lost, another one goes on in its place",
+		File:  "internal/pginbox/flush.go",
+		Old: `
+			return fmt.Errorf("%w: %w", errInDoubt, err)
+`,
+		New: `
+			for {
+				w, err := openWitness(ctx, c.options.AcknowledgeAfterFlush)
+				if err == nil {
+					t.witness = w
+					break
+				}
+				if ctx.Err() != nil {
+					return err
+				}
+			}
+`,
+		Lane:  "inbox, async commit, gated",
+		Fault: lane.PostgresKilled,
+		Red:   breaks(lane.Postgres, lane.Lost),
+	},
+	{
 		Name:  "offsets_unfenced",
 		Wrong: "whoever has done a batch stores its offset, the owner of the partition or not",
 		File:  "internal/pginbox/offsets.go",

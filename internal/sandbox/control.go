@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/jackc/pgx/v5"
 
@@ -143,6 +144,29 @@ func (s *Services) withBroker(verb string, node int, do func(broker) error) erro
 // One that is down stays so.
 func (s *Services) StopPostgres(ctx context.Context) error {
 	return s.withDatabase("stop", func(d server) error { return d.stop(ctx) })
+}
+
+// FreezeWALWriter holds still (SIGSTOP) the process that puts the WAL of asynchronous
+// commits on disk, within three times wal_writer_delay (PostgreSQL manual, "Asynchronous
+// Commit"): commits that follow are lost for certain when [Services.KillPostgres] does,
+// unless something else puts them there. It stands still until then.
+func (s *Services) FreezeWALWriter(ctx context.Context) error {
+	if err := s.PostgresControl(); err != nil {
+		return err
+	}
+	conn, err := pgx.Connect(ctx, s.DatabaseURL)
+	if err != nil {
+		return fmt.Errorf("look for the WAL writer: %w", err)
+	}
+	defer conn.Close(ctx)
+	var pid int
+	if err := conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'`).Scan(&pid); err != nil {
+		return fmt.Errorf("look for the WAL writer: %w", err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return fmt.Errorf("hold the WAL writer still, process %d: %w", pid, err)
+	}
+	return nil
 }
 
 // KillPostgres sends SIGKILL to all processes of the server, so that none writes
