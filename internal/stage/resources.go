@@ -22,7 +22,6 @@ type Resources struct {
 	Admin *kadm.Client
 
 	kafka                   *kgo.Client
-	client                  *kgo.Client
 	databaseURL             string
 	topics, groups, schemas []string
 }
