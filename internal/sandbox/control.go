@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -163,11 +164,34 @@ func (s *Services) FreezeWALWriter(ctx context.Context) error {
 	if err := conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'`).Scan(&pid); err != nil {
 		return fmt.Errorf("look for the WAL writer: %w", err)
 	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		return fmt.Errorf("hold the WAL writer still, process %d: %w", pid, err)
+	// It may be caught in the middle of a write, with a lock that everybody needs who
+	// wants WAL on disk. Then it is let go and caught again.
+	for {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			return fmt.Errorf("hold the WAL writer still, process %d: %w", pid, err)
+		}
+		flushed := make(chan error, 1)
+		go func() {
+			// Its transaction has an id, so its commit waits for the flush.
+			_, err := conn.Exec(ctx, `SET synchronous_commit = on; SELECT pg_current_xact_id()`)
+			flushed <- err
+		}()
+		select {
+		case err := <-flushed:
+			return err
+		case <-time.After(flushPatience):
+		}
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			return fmt.Errorf("let the WAL writer go on, process %d: %w", pid, err)
+		}
+		if err := <-flushed; err != nil {
+			return err
+		}
 	}
-	return nil
 }
+
+// flushPatience is how long a flush of WAL takes at most that nobody holds up.
+const flushPatience = time.Second
 
 // KillPostgres sends SIGKILL to all processes of the server, so that none writes
 // anything on account of another's death, and returns when all are gone. Commits
