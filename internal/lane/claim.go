@@ -21,6 +21,8 @@ const (
 	// in the one and not in the other.
 	PickTasks     Scope = "postgres/pick_tasks"
 	LoyaltyPoints Scope = "postgres/loyalty_points"
+	// HTTP is the calls that a third party has accepted, by its own ledger.
+	HTTP Scope = "http"
 	// Order is the effects of one key, as to whether they were applied in the order
 	// of its events. It is about effects that are there: what is lost elsewhere is
 	// not expected here, and of a duplicate the first effect is the one that counts.

@@ -71,6 +71,22 @@ const (
 	// broker's transactional.id.expiration.ms.
 	TransactionalIDExpired Fault = "transactional id expired"
 
+	// APIKilled kills the third party (SIGKILL) while calls are in flight, and starts it
+	// again.
+	APIKilled Fault = "API killed in flight"
+	// ResponseDropped has the third party do what it is asked, and lose the answer.
+	ResponseDropped Fault = "response dropped"
+	// KeyExpired has events come again when the third party has forgotten their keys.
+	KeyExpired Fault = "key expired"
+	// RelayKilled kills the outbox's relay between publishing rows and stamping them.
+	RelayKilled Fault = "relay killed"
+	// SenderRetries has the sender of webhooks give up waiting, and send again what is
+	// being worked on.
+	SenderRetries Fault = "sender retrying"
+	// ExpiredWhileDown kills a member whose transaction is decided and not ended, and
+	// leaves it dead until the broker has aborted it.
+	ExpiredWhileDown Fault = "transaction expired while down"
+
 	// Kill9AndDuplicates is the fault of a side-by-side run with both.
 	Kill9AndDuplicates Fault = "kill -9 and publisher duplicates"
 )
