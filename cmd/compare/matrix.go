@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -142,9 +143,10 @@ func (o *matrixOptions) run(ctx context.Context) (err error) {
 		results, err = matrix.Run(ctx, options)
 	}
 	watch.close()
-	if err != nil {
+	if err != nil && len(results.Results) == 0 {
 		return err
 	}
+	// Whoever interrupts a long run wants to know what it has found until then.
 	if err := results.Write(o.out); err != nil {
 		return err
 	}
@@ -154,7 +156,7 @@ func (o *matrixOptions) run(ctx context.Context) (err error) {
 	if !o.json {
 		fmt.Printf("\nkept in %s\n", o.out)
 	}
-	return judge(results)
+	return cmp.Or(judge(results), err)
 }
 
 // fitting refuses a choice of which nothing can be run.

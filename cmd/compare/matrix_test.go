@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,6 +14,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/fault"
 	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/process"
 	"github.com/delivered-twice/delivered-twice/internal/report"
 )
 
@@ -69,6 +73,34 @@ func TestMatrix(t *testing.T) {
 	entries, err := os.ReadDir(filepath.Join(dir, "cells"))
 	if err == nil {
 		require.Empty(t, entries)
+	}
+}
+
+// Whoever interrupts a matrix gets what it has found until then.
+func TestMatrixInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	cmd := process.Command(role, "matrix", "--lane=inbox", "--parallel=1", "--out="+dir)
+	cmd.Env = append(cmd.Environ(), onSharedServices(t)...)
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(stderr)
+	for lines.Scan() && !strings.Contains(lines.Text(), "inbox under none: held") {
+	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	said := ""
+	for lines.Scan() {
+		said = lines.Text()
+	}
+	require.Error(t, cmd.Wait())
+	require.Equal(t, cli.ExitUnusable, cmd.ProcessState.ExitCode(), said)
+	require.Contains(t, said, "interrupted")
+	kept, err := report.Read(dir)
+	require.NoError(t, err)
+	require.NotEmpty(t, kept.Results)
+	require.Less(t, len(kept.Results), len(fault.All()))
+	for _, result := range kept.Results {
+		require.True(t, result.NotApplicable != "" || result.Held(), "%+v", result)
 	}
 }
 

@@ -49,7 +49,8 @@ type Options struct {
 }
 
 // Run runs the cells and returns what was found, in their order. Broken claims and
-// cells that could not be carried through are no error: they are in the results.
+// cells that could not be carried through are no error: they are in the results. If ctx
+// ends, it returns the results of the cells that had run, beside the error.
 func Run(ctx context.Context, o Options) (report.Report, error) {
 	r := newRunner(o)
 	var calm []int
@@ -65,20 +66,19 @@ func Run(ctx context.Context, o Options) (report.Report, error) {
 		}
 	}
 	if err := r.together(ctx, calm, nil); err != nil {
-		return r.report, err
+		return r.found(), err
 	}
 	// Whoever disturbs the services has them alone with those who wait for the same.
 	for _, kind := range []fault.Disturbs{fault.DisturbsKafka, fault.DisturbsPostgres} {
 		for _, group := range byFault(o.Cells, disturbing[kind]) {
 			for crowd := range slices.Chunk(group, o.Parallel) {
 				if err := r.together(ctx, crowd, stage.NewMeeting(len(crowd))); err != nil {
-					return r.report, err
+					return r.found(), err
 				}
 			}
 		}
 	}
-	r.report.Results = r.results
-	return r.report, nil
+	return r.found(), nil
 }
 
 // byFault divides cells, given by number, into those of one fault each.
@@ -96,8 +96,14 @@ func byFault(cells []Cell, numbers []int) [][]int {
 type runner struct {
 	Options
 	mu      sync.Mutex
-	results []report.Result
+	results []report.Result // of cells that have not run: without a lane
 	report  report.Report
+}
+
+// found returns the results of the cells that have run.
+func (r *runner) found() report.Report {
+	r.report.Results = slices.DeleteFunc(r.results, func(result report.Result) bool { return result.Lane == "" })
+	return r.report
 }
 
 func newRunner(o Options) *runner {

@@ -13,7 +13,8 @@ import (
 )
 
 // Soak runs cells drawn at random, over and over and with other seeds, until so much
-// time is over or one of them does not hold. What is drawn follows from o.Seed.
+// time is over or one of them does not hold. What is drawn follows from o.Seed. If ctx
+// ends, it returns the results of the cells that had run, beside the error.
 func Soak(ctx context.Context, o Options, duration time.Duration) (report.Report, error) {
 	fit := slices.DeleteFunc(slices.Clone(o.Cells), func(c Cell) bool { return c.Unfit(o.Services) != "" })
 	if len(fit) == 0 {
@@ -60,8 +61,7 @@ func Soak(ctx context.Context, o Options, duration time.Duration) (report.Report
 		})
 	}
 	work.Wait()
-	r.report.Results = r.results
-	return r.report, ctx.Err()
+	return r.found(), ctx.Err()
 }
 
 func (r *runner) append(result report.Result) {
