@@ -23,6 +23,7 @@ import (
 func TestMain(m *testing.M) {
 	process.Register(cli.EOSPipelineName, cli.EOSPipeline)
 	process.Register(cli.InboxPipelineName, cli.InboxPipeline)
+	process.Register(cli.PaymentsAPIName, cli.PaymentsAPI)
 	process.Init()
 	os.Exit(m.Run())
 }
@@ -46,9 +47,9 @@ func start(t *testing.T) *sandbox.Services {
 // matrix to say.
 var (
 	// shows have something to show, in the order in which they are asked.
-	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres"}
+	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres", "inbox + http", "inbox + http + key"}
 	// hold survive everything.
-	hold = []string{"inbox", "inbox + offsets", "inbox on a share group", "kafka eos"}
+	hold = []string{"inbox", "inbox + offsets", "inbox on a share group", "kafka eos", "inbox + http + key", "eos + http + key"}
 )
 
 // chosen returns the first lane that exists to show the fault, and those that hold.
