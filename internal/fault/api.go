@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -55,41 +56,36 @@ var apiKilled = Fault{
 
 var responseDropped = Fault{
 	Name:  lane.ResponseDropped,
-	Says:  "the third party does what it is asked and breaks the connection off in place of an answer, now and then",
+	Says:  "the third party does what it is asked and, now and then, breaks the connection off in place of an answer",
 	Unfit: noCalls,
 	Inject: func(ctx context.Context, s *stage.Stage) error {
 		if err := s.API.End(ctx); err != nil {
 			return err
 		}
-		api, err := s.API.Start(ctx, "", "--drop-response-rate=0.1", fmt.Sprintf("--seed=%d", 1+s.Random.Uint32()))
+		api, err := s.API.Start(ctx, "", "--drop-response-rate=0.1", fmt.Sprintf("--seed=%d", s.Random.Uint32()))
 		if err != nil {
 			return err
 		}
-		if _, err := s.Enter(stage.Entry{}); err != nil {
+		if err := consume(ctx, s); err != nil {
 			return err
 		}
-		for s.Injections() < fewDrops {
-			if err := s.Publish(ctx, fewBatches); err != nil {
-				return err
-			}
-			if err := s.AwaitConsumed(ctx); err != nil {
-				return err
-			}
-			if err := countDrops(s, api); err != nil {
-				return err
-			}
+		// What has been answered is passed a moment later than the answer is there: only of
+		// one that has ended the count is exact.
+		if err := s.API.End(ctx); err != nil {
+			return err
 		}
-		return nil
+		if err := countDrops(s, api); err != nil {
+			return err
+		}
+		_, err = s.API.Start(ctx, "")
+		return err
 	},
 }
 
-// fewDrops are enough answers that were lost.
-const fewDrops = 5
-
-// countDrops has the stage know how many answers were lost so far: of charges that were
-// committed, and not answered.
+// countDrops has the stage know how many answers were lost: of requests that got there,
+// and were not answered. None is an error.
 func countDrops(s *stage.Stage, api *stage.Member) error {
-	committed, err := api.Passed(string(payments.Committed))
+	received, err := api.Passed(string(payments.Received))
 	if err != nil {
 		return err
 	}
@@ -97,7 +93,10 @@ func countDrops(s *stage.Stage, api *stage.Member) error {
 	if err != nil {
 		return err
 	}
-	for s.Injections() < committed-answered {
+	if received == answered {
+		return fmt.Errorf("%s was to lose answers, and has answered all of %d requests", api.Attempt, received)
+	}
+	for range received - answered {
 		s.Struck()
 	}
 	return nil
@@ -119,17 +118,17 @@ var keyExpired = Fault{
 		if err := consume(ctx, s); err != nil {
 			return err
 		}
-		if kept, err := keys(ctx, s); err != nil || kept == 0 {
+		if kept, err := keys(ctx, s, 24*time.Hour); err != nil || kept == 0 {
 			return errors.Join(err, errors.New("the third party has no keys, although everything was consumed"))
 		}
 		if err := s.API.End(ctx); err != nil {
 			return err
 		}
-		if _, err := s.API.Start(ctx, "", "--key-retention=1ms"); err != nil {
+		if _, err := s.API.Start(ctx, "", "--key-retention="+shortRetention.String()); err != nil {
 			return err
 		}
-		err := s.Await(ctx, "the third party to forget all keys", func(ctx context.Context) (bool, error) {
-			kept, err := keys(ctx, s)
+		err := s.Await(ctx, "the keys to expire", func(ctx context.Context) (bool, error) {
+			kept, err := keys(ctx, s, shortRetention)
 			return err == nil && kept == 0, err
 		})
 		if err != nil {
@@ -144,14 +143,18 @@ var keyExpired = Fault{
 	},
 }
 
-// keys counts those that the third party keeps.
-func keys(ctx context.Context, s *stage.Stage) (kept int, err error) {
+// shortRetention of keys is soon over, and longer than a call takes.
+const shortRetention = 500 * time.Millisecond
+
+// keys counts those that the third party keeps, and that are younger than retention by
+// the clock that it goes by: once purged or overlooked, an older one is as good as gone.
+func keys(ctx context.Context, s *stage.Stage, retention time.Duration) (kept int, err error) {
 	conn, err := pgx.Connect(ctx, s.API.DatabaseURL)
-	if err != nil {
-		return 0, fmt.Errorf("count the keys of the third party: %w", err)
+	if err == nil {
+		defer conn.Close(ctx)
+		err = conn.QueryRow(ctx, `SELECT count(*) FROM idempotency_keys WHERE created_at > now() - $1::interval`, retention).Scan(&kept)
 	}
-	defer conn.Close(ctx)
-	if err := conn.QueryRow(ctx, `SELECT count(*) FROM idempotency_keys`).Scan(&kept); err != nil {
+	if err != nil {
 		return 0, fmt.Errorf("count the keys of the third party: %w", err)
 	}
 	return kept, nil
