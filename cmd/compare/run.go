@@ -43,8 +43,8 @@ ledger of the third party.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.events, "events", 20_000, "distinct events")
-	f.IntVar(&o.rate, "rate", 2_000, "events sent a second, fewer while kills are behind; 0: as many as the broker takes")
+	f.IntVar(&o.events, "events", 10_000, "distinct events")
+	f.IntVar(&o.rate, "rate", 500, "events sent a second, fewer while kills are behind; 0: as many as the broker takes")
 	f.IntVar(&o.instances, "instances", 2, "processes of each pipeline")
 	f.IntVar(&o.kills, "kills", 20, "SIGKILLs, shared by the pipelines")
 	f.Uint64Var(&o.seed, "seed", 1, "decides events and kills; the same seed gives the same ones")
