@@ -142,6 +142,8 @@ func TestCommand(t *testing.T) {
 	l, err = lane.Find(lane.InboxDirectProduce)
 	require.NoError(t, err)
 	require.Equal(t, "go run ./cmd/inbox-pipeline --guard=inbox --publish=direct", l.Command())
+	require.Equal(t, "go run ./cmd/inbox-pipeline --guard=inbox --publish=direct --call=payments", lane.Headline(false)[1].Command())
+	require.Equal(t, "go run ./cmd/eos-pipeline --guarantee=exactly-once --touch=postgres --call=payments --idempotency-key", lane.Headline(true)[0].Command())
 }
 
 // A key is as good as it is kept, and what comes again then finds nothing of the event
@@ -176,4 +178,7 @@ func TestFind(t *testing.T) {
 	l, err := lane.Find("inbox-async-commit-gated")
 	require.NoError(t, err)
 	require.Equal(t, "inbox, async commit, gated", l.Name)
+	l, err = lane.Find("inbox-direct-produce-http-key")
+	require.NoError(t, err, "those of the headline are found, too")
+	require.Equal(t, lane.Headline(true)[1].Name, l.Name)
 }

@@ -15,10 +15,11 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/failpoint"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
+	"github.com/delivered-twice/delivered-twice/internal/trace"
 )
 
 // APIDir is the folder below a stage's for the logs and traces of its third party.
-const APIDir = "payments"
+const APIDir = trace.ThirdParty
 
 // API is the third party that a lane calls: a payments-api with a schema of its own. It
 // may be killed, and is started again at the same address. Its methods may be called
