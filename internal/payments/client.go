@@ -260,7 +260,7 @@ func (c *Client) exchange(ctx context.Context, method, path, key, body string) (
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil, fmt.Errorf("%w: %w", errGivenUp, context.Cause(ctx))
+		return nil, fmt.Errorf("%s: %w: %w", r.to, errGivenUp, context.Cause(ctx))
 	case err != nil && limited.Err() != nil:
 		return nil, &transient{err: fmt.Errorf("%s: no answer within %v", r.to, c.options.Timeout)}
 	case err != nil:
