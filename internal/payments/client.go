@@ -170,43 +170,42 @@ func (c *Client) Ready(ctx context.Context) error {
 // Ping asks the API, with a request that changes nothing, whether it is there and takes
 // the key. It is repeated like any other call.
 func (c *Client) Ping(ctx context.Context) error {
-	_, err := c.repeat(ctx, func() (*reply, error) { return nil, c.probe(ctx) })
-	return err
+	return c.repeat(ctx, func() error { return c.probe(ctx) })
 }
 
 // probe asks for a charge that there is not.
 func (c *Client) probe(ctx context.Context) error {
-	a, err := c.send(ctx, http.MethodGet, "/v1/charges/none", "", "")
+	r, err := c.send(ctx, http.MethodGet, "/v1/charges/none", "", "")
 	switch {
 	case err != nil:
 		return err
-	case a.status == http.StatusNotFound && a.failure().Type != "":
+	case r.status == http.StatusNotFound && r.failure().Type != "":
 		return nil
-	case a.status == http.StatusNotFound:
-		return fmt.Errorf("%s: 404, and not in the words of a payments API: check the address", a.to)
+	case r.status == http.StatusNotFound:
+		return fmt.Errorf("%s: 404, and not in the words of a payments API: check the address", r.to)
 	}
-	return a.judge()
+	return r.judge()
 }
 
 // repeat does something until it succeeds, fails for good, or patience or ctx end.
-func (c *Client) repeat(ctx context.Context, do func() (*reply, error)) (*reply, error) {
+func (c *Client) repeat(ctx context.Context, do func() error) error {
 	pauses := &pauses{ExponentialBackOff: backoff.NewExponentialBackOff()}
 	pauses.InitialInterval, pauses.Multiplier, pauses.MaxInterval = c.options.RetryBackoff, 2, maxPause
 	var passing *transient
-	a, err := backoff.Retry(ctx, func() (*reply, error) {
-		a, err := do()
-		if err != nil && !errors.As(err, &passing) {
-			return nil, backoff.Permanent(err)
-		}
-		if err != nil {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		err := do()
+		switch {
+		case errors.As(err, &passing):
 			pauses.asked = passing.after
+		case err != nil:
+			err = backoff.Permanent(err)
 		}
-		return a, err
+		return struct{}{}, err
 	}, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(c.options.Patience))
-	if ctx.Err() != nil && err != nil && passing != nil {
-		return nil, fmt.Errorf("%w, the last attempt: %w", context.Cause(ctx), passing)
+	if ended := context.Cause(ctx); ended != nil && errors.Is(err, ended) && passing != nil {
+		return fmt.Errorf("%w, the last attempt: %w", ended, passing)
 	}
-	return a, err
+	return err
 }
 
 // pauses grow, and what the API has asked for comes on top, once. On top, so that
@@ -252,24 +251,24 @@ func (c *Client) exchange(ctx context.Context, method, path, key, body string) (
 		// connection breaks that was kept alive.
 		request.Header.Set("Idempotency-Key", key)
 	}
-	a := &reply{to: method + " " + c.base + path, key: key, secret: c.options.Key}
+	r := &reply{to: method + " " + c.base + path, key: key, secret: c.options.Key}
 	response, err := c.http.Do(request)
 	if err == nil {
 		defer response.Body.Close()
-		a.status, a.header = response.StatusCode, response.Header
-		a.body, err = io.ReadAll(io.LimitReader(response.Body, maxReplyBytes))
+		r.status, r.header = response.StatusCode, response.Header
+		r.body, err = io.ReadAll(io.LimitReader(response.Body, maxReplyBytes))
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil, fmt.Errorf("%w: %w", errGivenUp, context.Cause(ctx))
+		return nil, fmt.Errorf("%s: %w: %w", r.to, errGivenUp, context.Cause(ctx))
 	case err != nil && limited.Err() != nil:
-		return nil, &transient{err: fmt.Errorf("%s: no answer within %v", a.to, c.options.Timeout)}
+		return nil, &transient{err: fmt.Errorf("%s: no answer within %v", r.to, c.options.Timeout)}
 	case err != nil:
-		return nil, &transient{err: fmt.Errorf("%s: %w", a.to, bare(err))}
-	case a.status >= http.StatusInternalServerError && !a.replayed():
-		return nil, &transient{err: a.failure(), after: a.retryAfter(time.Now())}
+		return nil, &transient{err: fmt.Errorf("%s: %w", r.to, bare(err))}
+	case r.status >= http.StatusInternalServerError && !r.replayed():
+		return nil, &transient{err: r.failure(), after: r.retryAfter(time.Now())}
 	}
-	return a, nil
+	return r, nil
 }
 
 // bare takes off what repeats the request's method and address.

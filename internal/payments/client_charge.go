@@ -64,15 +64,15 @@ type Charge struct {
 func (c *Client) Charge(ctx context.Context, p ChargeParams) (Charge, error) {
 	body := p.encode()
 	var made Charge
-	_, err := c.repeat(ctx, func() (*reply, error) {
-		a, err := c.send(ctx, http.MethodPost, "/v1/charges", p.IdempotencyKey, body)
+	err := c.repeat(ctx, func() error {
+		r, err := c.send(ctx, http.MethodPost, "/v1/charges", p.IdempotencyKey, body)
 		if err == nil {
-			err = a.judge()
+			err = r.judge()
 		}
 		if err == nil {
-			made, err = a.charge()
+			made, err = r.charge()
 		}
-		return a, err
+		return err
 	})
 	if err != nil {
 		return Charge{}, fmt.Errorf("charge: %w", err)
