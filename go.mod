@@ -24,6 +24,7 @@ require (
 )
 
 require github.com/sony/gobreaker/v2 v2.4.0 // indirect
+require github.com/stripe/stripe-go/v85 v85.0.0 // indirect
 
 require (
 	github.com/VividCortex/ewma v1.2.0 // indirect
