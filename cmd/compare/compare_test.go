@@ -86,6 +86,8 @@ func TestRun(t *testing.T) {
 	require.Positive(t, eos.Scopes[lane.Postgres].Duplicated)
 	require.Equal(t, all, inbox.Scopes[lane.Postgres].Counts)
 	require.Positive(t, inbox.Scopes[lane.Kafka].Duplicated)
+	require.Positive(t, eos.Scopes[lane.HTTP].Duplicated)
+	require.Positive(t, inbox.Scopes[lane.HTTP].Duplicated)
 	require.Positive(t, eos.LatencyMS.P99)
 	require.Positive(t, *eos.RecoveryMS)
 	require.Positive(t, *inbox.RecoveryMS)
@@ -124,6 +126,21 @@ func TestRun(t *testing.T) {
 			return err
 		}))
 	})
+}
+
+// With a key, the third party is charged once by either approach, and nothing else is
+// any different.
+func TestRunWithAKey(t *testing.T) {
+	done := compare(t, onSharedServices(t), "--events=2000", "--rate=1000", "--kills=4", "--seed=7", "--idempotency-key", "--json", "--out="+t.TempDir())
+	require.Equal(t, cli.ExitOK, done.code, done.stderr)
+	var shown report.Report
+	require.NoError(t, json.Unmarshal([]byte(done.stdout), &shown))
+	for _, result := range shown.Results {
+		require.Contains(t, result.Command, "--idempotency-key")
+		require.Equal(t, lane.Counts{Expected: 2000, Once: 2000}, result.Scopes[lane.HTTP].Counts, result.Lane)
+	}
+	require.Positive(t, shown.Results[0].Scopes[lane.Postgres].Duplicated)
+	require.Positive(t, shown.Results[1].Scopes[lane.Kafka].Duplicated)
 }
 
 // Nothing is killed: everything is once everywhere, and that is what is claimed.
@@ -190,13 +207,16 @@ func left(t *testing.T) (names []string) {
 	return ours
 }
 
+// created is how many topics, groups and schemas a run has.
+const created = 10
+
 func TestRunTakesItsTracesAway(t *testing.T) {
 	args := []string{"--events=200", "--rate=0", "--kills=0", "--instances=1", "--json", "--out=" + t.TempDir()}
 	before := left(t)
 	require.Equal(t, cli.ExitOK, compare(t, onSharedServices(t), args...).code)
 	require.Eventually(t, func() bool { return len(left(t)) == len(before) }, 30*time.Second, 50*time.Millisecond)
 	require.Equal(t, cli.ExitOK, compare(t, onSharedServices(t), append(args, "--keep")...).code)
-	require.Len(t, left(t), len(before)+8, "one input, two outputs, dead letters, two groups, two schemas")
+	require.Len(t, left(t), len(before)+created, "one input, two outputs, dead letters, two groups, four schemas")
 }
 
 func TestInterrupted(t *testing.T) {
@@ -206,7 +226,7 @@ func TestInterrupted(t *testing.T) {
 	cmd.Stderr = &stderr
 	cmd.Env = append(cmd.Environ(), onSharedServices(t)...)
 	require.NoError(t, cmd.Start())
-	require.Eventually(t, func() bool { return len(left(t)) == len(before)+8 }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(left(t)) == len(before)+created }, 30*time.Second, 10*time.Millisecond)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
 	require.Error(t, cmd.Wait())
 	require.Equal(t, cli.ExitUnusable, cmd.ProcessState.ExitCode())
@@ -226,6 +246,7 @@ func TestUnusable(t *testing.T) {
 		"too many instances": {[]string{"--instances=1000"}, []string{"--instances is 1000", usage}},
 		"negative rate":      {[]string{"--rate=-1"}, []string{"--rate is -1", usage}},
 		"negative kills":     {[]string{"--kills=-1"}, []string{"--kills is -1", usage}},
+		"too few kills":      {[]string{"--kills=3"}, []string{"--kills is 3", "at least 4", usage}},
 		"more than all":      {[]string{"--publisher-duplicates=2"}, []string{"--publisher-duplicates is 2", usage}},
 		"no share at all":    {[]string{"--publisher-duplicates=NaN"}, []string{"--publisher-duplicates is NaN", usage}},
 		"unknown Kafka":      {[]string{"--kafka=franz"}, []string{`"franz"`, "embedded", "apache", usage}},

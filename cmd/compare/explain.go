@@ -51,6 +51,9 @@ type keptCell struct {
 // keptCells reads every cell at or below dir.
 func keptCells(dir string) (cells []keptCell, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() && entry.Name() == trace.ThirdParty {
+			return filepath.SkipDir // it is read with the lane that has called it
+		}
 		if err != nil || !entry.IsDir() || entry.Name() != trace.Folder {
 			return err
 		}

@@ -19,6 +19,8 @@ import (
 func keepCell(t *testing.T, dir, instance string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, trace.Folder), 0o755))
+	// The third party's are no lane's.
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, trace.ThirdParty, trace.Folder), 0o755))
 	at := time.Date(2026, time.January, 5, 14, 2, 11, 0, time.UTC)
 	pass := func(attempt string, events []string, steps ...string) {
 		var passings []trace.Passing

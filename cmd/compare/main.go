@@ -1,6 +1,6 @@
 // Command compare runs the Kafka-transactions pipeline and the inbox pipeline side
 // by side over the same events, kills both on purpose, and says what each lost or
-// duplicated in Kafka and in Postgres. Its --help lists the commands.
+// duplicated in Kafka, in Postgres and at a third party that it calls. Its --help lists the commands.
 package main
 
 import (
@@ -19,11 +19,12 @@ func main() {
 	os.Exit(run(os.Args[1:]))
 }
 
-// registerPipelines makes this binary able to be the pipelines, too: so there is
-// one thing to build.
+// registerPipelines makes this binary able to be the pipelines, too, and the third party
+// that they call: so there is one thing to build.
 func registerPipelines() {
 	process.Register(cli.EOSPipelineName, cli.EOSPipeline)
 	process.Register(cli.InboxPipelineName, cli.InboxPipeline)
+	process.Register(cli.PaymentsAPIName, cli.PaymentsAPI)
 }
 
 func run(args []string) int { return cli.Run(command(), withDefaultCommand(args)) }

@@ -23,6 +23,7 @@ type runOptions struct {
 	events, rate, instances, kills int
 	seed                           uint64
 	publisherDuplicates            float64
+	idempotencyKey                 bool
 	services                       serviceFlags
 	out                            string
 	json, keep                     bool
@@ -34,18 +35,21 @@ func runCommand() *cobra.Command {
 		Use:   "run [flags]",
 		Short: "Run both pipelines side by side and print the grid (the default)",
 		Long: `run sends OrderPaid events to one topic and lets both pipelines consume them at the
-same time. It kills instances of both with SIGKILL at named steps and starts them
-again, waits until all is consumed, and counts what is really in Kafka and Postgres.`,
+same time: each produces to Kafka, writes to Postgres and calls a third party over HTTP.
+It kills instances of both with SIGKILL at named steps and starts them again, waits
+until all is consumed, and counts what is really in Kafka, in Postgres, and in the
+ledger of the third party.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.events, "events", 20_000, "distinct events")
-	f.IntVar(&o.rate, "rate", 2_000, "events sent a second, fewer while kills are behind; 0: as many as the broker takes")
+	f.IntVar(&o.events, "events", 10_000, "distinct events")
+	f.IntVar(&o.rate, "rate", 500, "events sent a second, fewer while kills are behind; 0: as many as the broker takes")
 	f.IntVar(&o.instances, "instances", 2, "processes of each pipeline")
 	f.IntVar(&o.kills, "kills", 20, "SIGKILLs, shared by the pipelines")
 	f.Uint64Var(&o.seed, "seed", 1, "decides events and kills; the same seed gives the same ones")
 	f.Float64Var(&o.publisherDuplicates, "publisher-duplicates", 0, "share of events, 0 to 1, that the publisher sends twice")
+	f.BoolVar(&o.idempotencyKey, "idempotency-key", false, "send the event's id as Idempotency-Key with each call of the third party")
 	o.services.flags(f)
 	f.StringVar(&o.out, "out", "", "folder to keep results.json and logs in (default runs/<time>)")
 	f.BoolVar(&o.json, "json", false, "print results.json to stdout, and nothing else")
@@ -63,17 +67,30 @@ func (o *runOptions) validate() error {
 		return fmt.Errorf("--instances is %d, must be from 1 to %d", o.instances, trial.MaxInstances)
 	case o.kills < 0:
 		return fmt.Errorf("--kills is %d, must not be negative", o.kills)
+	case o.kills > 0 && o.kills < leastKills(o.lanes()):
+		return fmt.Errorf("--kills is %d, must be 0 or at least %d: in fewer, no instance would die at some step where it must show", o.kills, leastKills(o.lanes()))
 	case !(o.publisherDuplicates >= 0 && o.publisherDuplicates <= 1): // NaN is neither
 		return fmt.Errorf("--publisher-duplicates is %v, must be from 0 to 1", o.publisherDuplicates)
 	}
 	return o.services.validate()
 }
 
+func (o *runOptions) lanes() []lane.Lane { return lane.Headline(o.idempotencyKey) }
+
+// leastKills are enough to kill each lane at each step at which a death must show.
+func leastKills(lanes []lane.Lane) int {
+	steps := 0
+	for _, l := range lanes {
+		steps = max(steps, len(l.Exposed))
+	}
+	return steps * len(lanes)
+}
+
 func (o *runOptions) run(ctx context.Context) (err error) {
 	if err := o.validate(); err != nil {
 		return cli.Usage(err)
 	}
-	lanes := lane.Headline()
+	lanes := o.lanes()
 	started := time.Now()
 	if o.out == "" {
 		o.out = filepath.Join("runs", started.Format("2006-01-02T15-04-05"))

@@ -34,6 +34,7 @@ const (
 
 type eosPipeline struct {
 	member
+	calls                 caller
 	deadLetters           string
 	guarantee             string
 	touch                 string
@@ -56,6 +57,11 @@ points in Postgres from inside that transaction, which does not cover them. With
 --touch=inbox it does so through an inbox, which commits first: an event that comes
 again, because its Kafka transaction was aborted, is only produced again.
 
+With --call=payments it also charges for each event through the API at PAYMENTS_URL,
+with the key in PAYMENTS_KEY, from inside the Kafka transaction, which does not cover
+that. With --idempotency-key it sends the event's id along, by which the API knows a
+charge that is asked for again.
+
 Several instances share the partitions; each needs an --instance of its own.
 SIGTERM finishes what is open and ends it.`,
 		Args: NoArgs,
@@ -65,6 +71,7 @@ SIGTERM finishes what is open and ends it.`,
 	f := cmd.Flags()
 	f.StringVar(&p.guarantee, "guarantee", string(kafkatx.ExactlyOnce), fmt.Sprintf("one of %v", kafkatx.Guarantees()))
 	f.StringVar(&p.touch, "touch", touchNothing, "what the handler touches from inside the transaction: none, postgres, or inbox for Postgres through an inbox")
+	p.calls.flags(f)
 	f.StringVar(&p.deadLetters, "dead-letters", "orders.dead-letters", "topic of events that could not be handled")
 	f.DurationVar(&p.commitInterval, "commit-interval", 100*time.Millisecond, "a transaction ends so long after it began; 0: after every poll")
 	f.IntVar(&p.maxTransactionRecords, "max-transaction-records", 10_000, "a transaction ends with so many input records")
@@ -83,6 +90,10 @@ func (p *eosPipeline) run(ctx context.Context) error {
 	if touches := []string{touchNothing, touchPostgres, touchInbox}; !slices.Contains(touches, p.touch) {
 		return Usage(fmt.Errorf("--touch is %q, must be one of %v", p.touch, touches))
 	}
+	if err := p.calls.check(p.logger()); err != nil {
+		return err
+	}
+	defer p.calls.close()
 	planned, err := plannedFailpoint(p.steps(guarantee))
 	if err != nil {
 		return err
@@ -138,6 +149,9 @@ func (p *eosPipeline) run(ctx context.Context) error {
 			return Usage(err)
 		}
 	}
+	if p.calls.payments() {
+		config.Handler = p.charging(config.Handler)
+	}
 	engine, err := kafkatx.New(config)
 	if err != nil {
 		return Usage(err)
@@ -145,6 +159,7 @@ func (p *eosPipeline) run(ctx context.Context) error {
 	// At the same time: a process that was killed is to be back soon.
 	checks, checking := errgroup.WithContext(ctx)
 	checks.Go(func() error { return p.checkKafka(checking, p.output, p.deadLetters) })
+	checks.Go(func() error { return p.calls.ping(checking) })
 	if p.touch != touchNothing {
 		checks.Go(func() error { return p.migrate(checking) })
 	}

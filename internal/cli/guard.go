@@ -65,6 +65,12 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 			fmt.Sprintf("--source is %q, must be %s or %s", p.source, sourceGroup, sourceShareGroup)},
 		{p.publish != publishNothing && p.publish != publishDirect,
 			fmt.Sprintf("--publish is %q, must be %s or %s", p.publish, publishNothing, publishDirect)},
+		{p.calls.payments() && p.shortcut() && p.guard != string(shortcut.None),
+			fmt.Sprintf("--call=%s is for the guards %s, %s, %s and %s, not for --guard=%s", callPayments, guardInbox, guardOffsets, guardBoth, shortcut.None, p.guard)},
+		{p.calls.payments() && given(flagHandlers) && !slices.Contains(p.handlers, handlerPayment),
+			fmt.Sprintf("--call=%s is done by the handler %s, which --handlers leaves out", callPayments, handlerPayment)},
+		{!p.calls.payments() && slices.Contains(p.handlers, handlerPayment),
+			fmt.Sprintf("--handlers has %s, which needs --call=%s", handlerPayment, callPayments)},
 		{p.batchSize < 1,
 			fmt.Sprintf("--batch-size is %d, must be at least 1", p.batchSize)},
 		{p.redisTTL < time.Millisecond,
@@ -96,6 +102,12 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 		if rule.broken {
 			return Usage(errors.New(rule.says))
 		}
+	}
+	if err := p.calls.check(p.logger()); err != nil {
+		return err
+	}
+	if p.calls.payments() && !given(flagHandlers) {
+		p.handlers = append(p.handlers, handlerPayment)
 	}
 	p.shareGroup = p.source == sourceShareGroup
 	if err := p.purgePolicy().Validate(); err != nil {

@@ -24,6 +24,7 @@ import (
 func TestMain(m *testing.M) {
 	process.Register(cli.EOSPipelineName, cli.EOSPipeline)
 	process.Register(cli.InboxPipelineName, cli.InboxPipeline)
+	process.Register(cli.PaymentsAPIName, cli.PaymentsAPI)
 	sandboxtest.Main(m)
 }
 

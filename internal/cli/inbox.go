@@ -37,10 +37,12 @@ const (
 	flagRedeliveryHorizon = "redelivery-horizon"
 	flagRedisURL          = "redis-url"
 	flagRedisTTL          = "redis-ttl"
+	flagHandlers          = "handlers"
 )
 
 type inboxPipeline struct {
 	member
+	calls             caller
 	guard             string
 	source            string
 	asyncCommit       bool
@@ -80,6 +82,11 @@ and the shortcuts:
 With --publish=direct the warehouse handler also produces a pick request to Kafka
 from inside the transaction, which does not cover it.
 
+With --call=payments a handler named payment charges for every event through the API
+at PAYMENTS_URL, with the key in PAYMENTS_KEY, from inside its transaction, which does
+not cover that either. With --idempotency-key it sends the event's id along, by which
+the API knows a charge that is asked for again.
+
 Several instances share the partitions; each needs an --instance of its own.
 SIGTERM finishes the batch in hand and ends it.`,
 		Args: NoArgs,
@@ -98,7 +105,8 @@ SIGTERM finishes the batch in hand and ends it.`,
 	f.BoolVar(&p.asyncCommit, "async-commit", false, "commit with synchronous_commit=off: a crash of Postgres takes the last commits back")
 	f.BoolVar(&p.ackAfterFlush, "ack-after-flush", false, "with --async-commit: acknowledge only what is on Postgres' disk")
 	f.StringVar(&p.publish, "publish", publishNothing, "what the warehouse handler produces to Kafka: none or direct")
-	f.StringSliceVar(&p.handlers, "handlers", []string{handlerWarehouse, handlerLoyalty}, "handlers to run, each with marks of its own")
+	p.calls.flags(f)
+	f.StringSliceVar(&p.handlers, flagHandlers, []string{handlerWarehouse, handlerLoyalty}, "handlers to run, each with marks of its own; with --call=payments also payment")
 	f.StringVar(&p.eventKey, flagEventKey, string(pginbox.TextKeys), fmt.Sprintf("how the inbox keeps ids: %q as received, or %q for 16 bytes of their SHA-256", pginbox.TextKeys, pginbox.HashKeys))
 	f.IntVar(&p.batchSize, "batch-size", 1_000, "events in one Postgres transaction, at most")
 	f.DurationVar(&p.purgeAfter, flagPurgeAfter, 7*24*time.Hour, "age at which inbox rows are removed")
@@ -119,6 +127,7 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
+	defer p.calls.close()
 	handlers, closeProducer, err := p.chosenHandlers()
 	if err != nil {
 		return err

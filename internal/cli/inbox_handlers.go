@@ -31,9 +31,11 @@ func (p *inboxPipeline) chosenHandlers() (handlers []pginbox.Handler, closeProdu
 			h.Handle = p.pick(producer)
 		case handlerLoyalty:
 			h.Handle = p.award
+		case handlerPayment:
+			h.Handle = p.charge
 		default:
 			closeProducer()
-			return nil, nil, Usage(fmt.Errorf("--handlers has %q, must be of %s and %s", name, handlerWarehouse, handlerLoyalty))
+			return nil, nil, Usage(fmt.Errorf("--handlers has %q, must be of %s, %s and %s", name, handlerWarehouse, handlerLoyalty, handlerPayment))
 		}
 		handlers = append(handlers, h)
 	}

@@ -27,6 +27,7 @@ func (p *inboxPipeline) prepare(ctx context.Context) (*pgxpool.Pool, error) {
 	var pool *pgxpool.Pool
 	services, checking := errgroup.WithContext(ctx)
 	services.Go(func() error { return p.checkKafka(checking, topics...) })
+	services.Go(func() error { return p.calls.ping(checking) })
 	services.Go(func() (err error) {
 		pool, err = p.openDatabase(checking)
 		return err

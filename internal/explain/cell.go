@@ -22,10 +22,14 @@ type Cell struct {
 	Effects []audit.Effect
 	// Endings are the signals that attempts got, as far as somebody has noted them.
 	Endings []trace.Ending
+	// Calls are the passings of the third party that was called, the earliest first; none
+	// where none was.
+	Calls []trace.Passing
 }
 
 // Read reads the cell that is kept in dir: a folder [trace.Folder] with a file for
-// each attempt, [audit.EffectsFile] and, if it is there, [trace.EndingsFile].
+// each attempt, [audit.EffectsFile] and, if they are there, [trace.EndingsFile] and the
+// traces in [trace.ThirdParty].
 func Read(dir string) (c Cell, err error) {
 	if c.Passings, err = trace.ReadDir(filepath.Join(dir, trace.Folder)); err != nil {
 		return Cell{}, err
@@ -34,6 +38,9 @@ func Read(dir string) (c Cell, err error) {
 		return Cell{}, err
 	}
 	if c.Endings, err = trace.ReadEndings(dir); err != nil {
+		return Cell{}, err
+	}
+	if c.Calls, err = trace.ReadDir(filepath.Join(dir, trace.ThirdParty, trace.Folder)); err != nil {
 		return Cell{}, err
 	}
 	return c, nil

@@ -41,6 +41,14 @@ func (k *kept) pass(attempt, steps string, events ...string) *kept {
 	return k
 }
 
+// call has the third party pass steps with an event.
+func (k *kept) call(attempt, steps, event string) *kept {
+	for s := range strings.FieldsSeq(steps) {
+		k.Calls = append(k.Calls, trace.Passing{At: k.tick(), Attempt: attempt, Step: s, Events: []string{event}})
+	}
+	return k
+}
+
 func (k *kept) end(attempt, how string) *kept {
 	k.Endings = append(k.Endings, trace.Ending{Attempt: attempt, How: how, At: k.tick()})
 	return k
@@ -184,6 +192,25 @@ func TestLife(t *testing.T) {
 			},
 		},
 		{
+			name: "charged three times, as two answers were lost",
+			kept: newKept().pass("inbox-0.1", guard, "evt_1").row("inbox-0.1", "evt_1", "pick_tasks", "http", "http", "http").
+				call("payments.1", "received charged", "evt_0").
+				call("payments.1", "received charged committed", "evt_1").call("payments.1", "received charged committed", "evt_1").
+				call("payments.2", "received charged committed answered", "evt_1"),
+			want: []string{
+				"evt_1 is once in pick_tasks: attempt inbox-0.1 did it.",
+				"evt_1 is duplicated in http: attempt inbox-0.1 did it 3 times; the third party, payments.1, gave no answer after `committed`; " +
+					"the third party, payments.1, gave no answer after `committed`.",
+			},
+		},
+		{
+			name: "charged again by another attempt",
+			kept: newKept().pass("inbox-0.1", guard, "evt_0").pass("inbox-0.1", "polled worked", "evt_1").end("inbox-0.1", "SIGKILL").row("inbox-0.1", "evt_1", "http").
+				pass("inbox-0.2", guard, "evt_1").row("inbox-0.2", "evt_1", "http").
+				call("payments.1", "received committed answered received committed answered", "evt_1"),
+			want: []string{"evt_1 is duplicated in http: attempt inbox-0.1 died after `worked`, before `committed`; attempt inbox-0.2 did it again."},
+		},
+		{
 			name: "only aborted",
 			kept: newKept().pass("eos-0.1", eos, "evt_0").record("eos-0.1", "evt_0", false).
 				pass("eos-0.1", "polled handled produced", "evt_1").end("eos-0.1", "SIGKILL").record("eos-0.1", "evt_1", true),
@@ -276,6 +303,10 @@ func TestRead(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, explain.Cell{Passings: k.Passings, Effects: k.Effects}, got)
 	require.NoError(t, trace.AppendEnding(dir, k.Endings[0]))
+	k.call("payments.1", "received answered", "evt_1")
+	calls := filepath.Join(dir, trace.ThirdParty, trace.Folder)
+	require.NoError(t, os.MkdirAll(calls, 0o755))
+	require.NoError(t, jsonl.Write(filepath.Join(calls, "payments.1.jsonl"), k.Calls))
 	got, err = explain.Read(dir)
 	require.NoError(t, err)
 	require.Equal(t, k.Cell, got)

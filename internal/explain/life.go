@@ -5,12 +5,14 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/delivered-twice/delivered-twice/internal/audit"
 	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/payments"
 )
 
 // Life writes the life of one event: every attempt with the steps that it passed, in
@@ -104,6 +106,9 @@ func (l life) mentions(ids []string) (n int) {
 
 // describe says what was found where.
 func describe(e audit.Effect) string {
+	if e.Where == string(lane.HTTP) {
+		return fmt.Sprintf("charge %s at the third party", e.Position)
+	}
 	if !strings.Contains(e.Position, "@") {
 		return fmt.Sprintf("row %s in %s", e.Position, e.Where)
 	}
@@ -173,7 +178,11 @@ func (l life) verdict(p place) string {
 		return cmp.Compare(slices.Index(l.attempts, a), slices.Index(l.attempts, b))
 	})
 	if total > 1 {
-		return say(lane.Duplicated, duplicated(l, doers, done)...)
+		parts := duplicated(l, doers, done)
+		if p.where == string(lane.HTTP) {
+			parts = append(parts, l.unanswered()...)
+		}
+		return say(lane.Duplicated, parts...)
 	}
 	var parts []string
 	if len(aborted) > 0 {
@@ -220,6 +229,31 @@ func duplicated(l life, doers []*attempt, done map[*attempt]int) (parts []string
 			did = "" // where it died says enough
 		}
 		parts = append(parts, a.story(did))
+	}
+	return parts
+}
+
+// unanswered says which calls the third party has answered nothing, and how far it had
+// come with them.
+func (l life) unanswered() (parts []string) {
+	last := make(map[string]string) // step of a call that is under way, by incarnation
+	lost := func(of string) {
+		parts = append(parts, fmt.Sprintf("the third party, %s, gave no answer after %s", of, quoted(last[of])))
+	}
+	for _, p := range l.Calls {
+		if l.mentions(p.Events) == 0 {
+			continue
+		}
+		if begun := last[p.Attempt]; begun != "" && p.Step == string(payments.Received) {
+			lost(p.Attempt)
+		}
+		last[p.Attempt] = p.Step
+		if p.Step == string(payments.Answered) {
+			delete(last, p.Attempt)
+		}
+	}
+	for _, of := range slices.Sorted(maps.Keys(last)) {
+		lost(of)
 	}
 	return parts
 }

@@ -69,6 +69,9 @@ var catalogue = []Fault{
 	poisonBatch,
 	transactionTimeout,
 	transactionalIDExpired,
+	apiKilled,
+	responseDropped,
+	keyExpired,
 }
 
 // All returns every fault, in the order in which they are shown.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 func TestMain(m *testing.M) {
 	process.Register(cli.EOSPipelineName, cli.EOSPipeline)
 	process.Register(cli.InboxPipelineName, cli.InboxPipeline)
+	process.Register(cli.PaymentsAPIName, cli.PaymentsAPI)
 	process.Init()
 	os.Exit(m.Run())
 }
@@ -46,29 +48,33 @@ func start(t *testing.T) *sandbox.Services {
 // matrix to say.
 var (
 	// shows have something to show, in the order in which they are asked.
-	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres"}
+	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres", "inbox + http", "inbox + http + key"}
 	// hold survive everything.
 	hold = []string{"inbox", "inbox + offsets", "inbox on a share group", "kafka eos"}
+	// call survive what is done to a third party, which is nothing to the others.
+	call = []string{"inbox + http + key", "eos + http + key"}
 )
 
 // chosen returns the first lane that exists to show the fault, and those that hold.
 func chosen(t *testing.T, f fault.Fault, on *sandbox.Services) []lane.Lane {
 	t.Helper()
-	fits := func(l lane.Lane) bool { return f.Unfit == nil || f.Unfit(l, on) == "" }
-	var lanes []lane.Lane
-	for _, name := range shows {
-		l, err := lane.Find(name)
-		require.NoError(t, err)
-		if fits(l) && l.MustShow(f.Name) {
-			lanes = append(lanes, l)
-			break
+	fitting := func(names []string) (lanes []lane.Lane) {
+		for _, name := range names {
+			l, err := lane.Find(name)
+			require.NoError(t, err)
+			if f.Unfit == nil || f.Unfit(l, on) == "" {
+				lanes = append(lanes, l)
+			}
 		}
+		return lanes
 	}
-	for _, name := range hold {
-		l, err := lane.Find(name)
-		require.NoError(t, err)
-		if fits(l) {
-			lanes = append(lanes, l)
+	lanes := fitting(hold)
+	if len(lanes) == 0 {
+		lanes = fitting(call)
+	}
+	for _, l := range fitting(shows) {
+		if l.MustShow(f.Name) && !slices.ContainsFunc(lanes, func(other lane.Lane) bool { return other.Name == l.Name }) {
+			return append(lanes, l)
 		}
 	}
 	return lanes

@@ -24,27 +24,27 @@ type KillOptions struct {
 	Instances int
 	// Steps are all steps of the pipeline.
 	Steps []string
-	// Exposed are those between the side effect and the commit, where a death must
-	// cost something.
+	// Exposed are those between a side effect and the commit, where a death must cost
+	// something.
 	Exposed []string
 	// Passings bounds how often a step is passed before a kill strikes.
 	Passings int
 }
 
 // PlanKills shares kills out to the instances in turn, and draws step and passing
-// of each. The first kill of every instance strikes at an exposed step: a plan
-// that hits only harmless moments would prove nothing.
+// of each. The first kill of every instance strikes at an exposed step, and each of
+// those has its turn: a plan that hits only harmless moments would prove nothing.
 func PlanKills(o KillOptions) []Kill {
 	random := rand.New(rand.NewPCG(o.Seed, 1))
 	plan := make([]Kill, o.Kills)
 	for i := range plan {
-		steps := o.Steps
-		if i < o.Instances {
-			steps = o.Exposed
+		step := o.Steps[random.IntN(len(o.Steps))]
+		if i < max(o.Instances, len(o.Exposed)) {
+			step = o.Exposed[i%len(o.Exposed)]
 		}
 		plan[i] = Kill{
 			Instance: i % o.Instances,
-			Step:     steps[random.IntN(len(steps))],
+			Step:     step,
 			Passing:  1 + random.IntN(o.Passings),
 		}
 	}

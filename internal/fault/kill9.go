@@ -42,11 +42,16 @@ func injectKill9(ctx context.Context, s *stage.Stage) error {
 // done before the blow after the next, and no record comes again so often that a share
 // group gives it up (share.delivery.count.limit).
 func blows(s *stage.Stage) []string {
-	steps := allSteps(s.Lane)
+	return blowsAt(s, allSteps(s.Lane), depth, (1+depth)/2, 1)
+}
+
+// blowsAt returns a failpoint for each of those passings of each step. The order of the
+// steps is drawn.
+func blowsAt(s *stage.Stage, steps []string, passings ...int) []string {
 	s.Random.Shuffle(len(steps), func(i, j int) { steps[i], steps[j] = steps[j], steps[i] })
 	var all []string
 	for _, step := range steps {
-		for _, passing := range []int{depth, (1 + depth) / 2, 1} {
+		for _, passing := range passings {
 			all = append(all, fmt.Sprintf("%s:%d:kill", step, passing))
 		}
 	}

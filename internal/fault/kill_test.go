@@ -28,6 +28,12 @@ func TestPlanKills(t *testing.T) {
 		seen[k.Step] = true
 	}
 	require.Len(t, seen, 3, "every step has its turn")
+	o.Exposed = []string{"worked@a", "worked@b", "worked@c", "worked@d"}
+	for i, k := range fault.PlanKills(o)[:len(o.Exposed)] {
+		require.Equal(t, o.Exposed[i], k.Step, "each step that costs something else has its turn")
+	}
+	o.Exposed = o.Exposed[:1]
+	require.Equal(t, "worked@a", fault.PlanKills(o)[2].Step)
 	o.Seed = 8
 	require.NotEqual(t, plan, fault.PlanKills(o))
 	o.Kills = 0

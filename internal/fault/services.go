@@ -104,7 +104,7 @@ func crash(ctx context.Context, s *stage.Stage, m *stage.Member) error {
 		return err
 	}
 	if !s.Lane.Asynchronous {
-		if err := m.Signal(syscall.SIGSTOP); err != nil {
+		if err := errors.Join(m.Signal(syscall.SIGSTOP), s.API.Signal(syscall.SIGSTOP)); err != nil {
 			return err
 		}
 	}
@@ -121,7 +121,7 @@ func crash(ctx context.Context, s *stage.Stage, m *stage.Member) error {
 	err := s.Together(ctx, func(ctx context.Context) error {
 		return errors.Join(s.Services.KillPostgres(ctx), s.Services.StartPostgres(ctx))
 	})
-	if err := errors.Join(err, m.Continue()); err != nil {
+	if err := errors.Join(err, s.API.Signal(syscall.SIGCONT), m.Continue()); err != nil {
 		return err
 	}
 	return inTheMiddle(ctx, s, m)

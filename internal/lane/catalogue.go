@@ -22,11 +22,15 @@ var catalogue = []Lane{
 	offsetsAsync,
 	inboxShareGroup,
 	inboxDirectProduce,
+	inboxHTTP,
+	inboxHTTPKey,
 	kafkaAtLeastOnce,
 	kafkaIdempotent,
 	kafkaEOS,
 	eosPostgres,
 	eosInbox,
+	eosHTTP,
+	eosHTTPKey,
 }
 
 // Names of lanes that are spoken of outside the catalogue.

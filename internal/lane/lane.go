@@ -126,10 +126,11 @@ func Slug(name string) string {
 	return strings.Trim(notSlug.ReplaceAllString(strings.ToLower(name), "-"), "-")
 }
 
-// Find returns the lane of that name or slug. The error names the nearest.
+// Find returns the lane of that name or slug, be it of the catalogue or of the headline.
+// The error names the nearest.
 func Find(name string) (Lane, error) {
 	var slugs []string
-	for _, l := range catalogue {
+	for _, l := range slices.Concat(catalogue, Headline(false), Headline(true)) {
 		if l.Name == name || l.Slug() == Slug(name) {
 			return l, nil
 		}
@@ -138,9 +139,5 @@ func Find(name string) (Lane, error) {
 	return Lane{}, fmt.Errorf("there is no lane %q; the nearest: %s", name, strings.Join(nearest.Names(Slug(name), slugs, 3), ", "))
 }
 
-// All returns every lane, in the order in which they are shown.
+// All returns every lane of the catalogue, in the order in which they are shown.
 func All() []Lane { return slices.Clone(catalogue) }
-
-// Headline returns the lanes that a run without a choice compares: the same effects
-// attempted by each of the two answers.
-func Headline() []Lane { return []Lane{eosPostgres, inboxDirectProduce} }

@@ -74,7 +74,7 @@ func TestCountsAddUp(t *testing.T) {
 // What the catalogue must be like for a report on any of its lanes to make sense.
 func TestCatalogue(t *testing.T) {
 	taken := map[string]bool{}
-	for _, l := range lane.All() {
+	for _, l := range slices.Concat(lane.All(), lane.Headline(false), lane.Headline(true)) {
 		t.Run(l.Name, func(t *testing.T) {
 			for _, name := range []string{l.Name, l.Short, l.Slug()} {
 				require.False(t, taken[name], "the name %q is taken", name)
@@ -117,6 +117,14 @@ func TestClaimsUnderKill(t *testing.T) {
 		{lane.InboxDirectProduce, lane.Kafka, lane.MayDuplicate, true},
 		{lane.InboxDirectProduce, lane.KafkaUncommitted, lane.MayDuplicate, true},
 		{lane.InboxDirectProduce, lane.Postgres, lane.ClaimsOnce, false},
+		{lane.EOSPostgres + " + http", lane.Kafka, lane.ClaimsOnce, false},
+		{lane.EOSPostgres + " + http", lane.Postgres, lane.MayDuplicate, true},
+		{lane.EOSPostgres + " + http", lane.HTTP, lane.MayDuplicate, true},
+		{lane.EOSPostgres + " + http + key", lane.HTTP, lane.ClaimsOnce, false},
+		{lane.InboxDirectProduce + " + http", lane.Kafka, lane.MayDuplicate, true},
+		{lane.InboxDirectProduce + " + http", lane.Postgres, lane.ClaimsOnce, false},
+		{lane.InboxDirectProduce + " + http", lane.HTTP, lane.MayDuplicate, true},
+		{lane.InboxDirectProduce + " + http + key", lane.HTTP, lane.ClaimsOnce, false},
 	} {
 		l, err := lane.Find(c.lane)
 		require.NoError(t, err)
@@ -134,6 +142,34 @@ func TestCommand(t *testing.T) {
 	l, err = lane.Find(lane.InboxDirectProduce)
 	require.NoError(t, err)
 	require.Equal(t, "go run ./cmd/inbox-pipeline --guard=inbox --publish=direct", l.Command())
+	require.Equal(t, "go run ./cmd/inbox-pipeline --guard=inbox --publish=direct --call=payments", lane.Headline(false)[1].Command())
+	require.Equal(t, "go run ./cmd/eos-pipeline --guarantee=exactly-once --touch=postgres --call=payments --idempotency-key", lane.Headline(true)[0].Command())
+}
+
+// A key is as good as it is kept, and what comes again then finds nothing of the event
+// that the lane has kept, either.
+func TestClaimsOfAnExpiredKey(t *testing.T) {
+	for _, c := range []struct {
+		lane  string
+		scope lane.Scope
+		says  lane.Promise
+	}{
+		{"inbox + http + key", lane.HTTP, lane.MayDuplicate},
+		{"inbox + http + key", lane.Postgres, lane.MayDuplicate},
+		{"eos + http + key", lane.HTTP, lane.MayDuplicate},
+		{"eos + http + key", lane.Kafka, lane.MayDuplicate},
+	} {
+		l, err := lane.Find(c.lane)
+		require.NoError(t, err)
+		require.True(t, l.SendsKey())
+		claim, _ := l.Claim(lane.KeyExpired, c.scope)
+		require.Equal(t, c.says, claim.Says, "%s / %s", c.lane, c.scope)
+		require.True(t, claim.MustShow, "%s / %s", c.lane, c.scope)
+		for _, f := range []lane.Fault{lane.Purged, lane.OffsetsRewound, lane.PublisherDuplicates} {
+			claim, _ = l.Claim(f, lane.HTTP)
+			require.Equal(t, lane.ClaimsOnce, claim.Says, "%s under %s", c.lane, f)
+		}
+	}
 }
 
 func TestFind(t *testing.T) {
@@ -142,4 +178,7 @@ func TestFind(t *testing.T) {
 	l, err := lane.Find("inbox-async-commit-gated")
 	require.NoError(t, err)
 	require.Equal(t, "inbox, async commit, gated", l.Name)
+	l, err = lane.Find("inbox-direct-produce-http-key")
+	require.NoError(t, err, "those of the headline are found, too")
+	require.Equal(t, lane.Headline(true)[1].Name, l.Name)
 }

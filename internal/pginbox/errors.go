@@ -20,6 +20,12 @@ func Permanent(err error) error { return &marked{err, errPermanent} }
 // is down. It never counts as an attempt.
 func Unavailable(err error) error { return &marked{err, errUnavailable} }
 
+// IsPermanent says whether an error is marked by [Permanent].
+func IsPermanent(err error) bool { return errors.Is(err, errPermanent) }
+
+// IsUnavailable says whether an error is marked by [Unavailable].
+func IsUnavailable(err error) bool { return errors.Is(err, errUnavailable) }
+
 var (
 	errPermanent   = errors.New("permanent")
 	errUnavailable = errors.New("unavailable")

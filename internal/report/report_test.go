@@ -19,6 +19,12 @@ import (
 
 func ms(f float64) *float64 { return &f }
 
+// The lanes of a run.
+const (
+	eosLane   = lane.EOSPostgres + " + http"
+	inboxLane = lane.InboxDirectProduce + " + http"
+)
+
 // headline is a run in which everything went as claimed.
 func headline(t *testing.T) report.Report {
 	t.Helper()
@@ -28,20 +34,22 @@ func headline(t *testing.T) report.Report {
 			StartedAt: time.Date(2026, time.January, 5, 14, 2, 11, 0, time.UTC),
 		},
 		Plan: []report.Kill{
-			{Lane: lane.EOSPostgres, Instance: 1, Step: "worked", Passing: 3, Fired: true, RecoveryMS: ms(412.3456)},
-			{Lane: lane.EOSPostgres, Instance: 0, Step: "committed", Passing: 90, Fired: false},
-			{Lane: lane.InboxDirectProduce, Instance: 0, Step: "worked", Passing: 2, Fired: true, RecoveryMS: ms(388)},
+			{Lane: eosLane, Instance: 1, Step: "worked", Passing: 3, Fired: true, RecoveryMS: ms(412.3456)},
+			{Lane: eosLane, Instance: 0, Step: "committed", Passing: 90, Fired: false},
+			{Lane: inboxLane, Instance: 0, Step: "worked", Passing: 2, Fired: true, RecoveryMS: ms(388)},
 		},
 		Results: []report.Result{
-			result(t, lane.EOSPostgres, map[lane.Scope]lane.Counts{
+			result(t, eosLane, map[lane.Scope]lane.Counts{
 				lane.Kafka:            {Expected: 20_000, Once: 20_000},
 				lane.KafkaUncommitted: {Expected: 20_000, Once: 19_880, AbortedVisible: 120},
 				lane.Postgres:         {Expected: 20_000, Once: 19_966, Duplicated: 34},
+				lane.HTTP:             {Expected: 20_000, Once: 19_966, Duplicated: 34},
 			}),
-			result(t, lane.InboxDirectProduce, map[lane.Scope]lane.Counts{
+			result(t, inboxLane, map[lane.Scope]lane.Counts{
 				lane.Kafka:            {Expected: 20_000, Once: 19_950, Duplicated: 50},
 				lane.KafkaUncommitted: {Expected: 20_000, Once: 19_950, Duplicated: 50},
 				lane.Postgres:         {Expected: 20_000, Once: 20_000},
+				lane.HTTP:             {Expected: 20_000, Once: 19_940, Duplicated: 60},
 			}),
 		},
 	}
@@ -78,19 +86,25 @@ func TestTableOfARunInWhichEveryClaimIsHeld(t *testing.T) {
 	require.True(t, r.Held())
 	table := render(t, r)
 	for _, want := range []string{
+		// The grid in a word each.
+		"approach kafka postgres http",
+		"eos + postgres + http once duplicated duplicated",
+		"inbox + direct produce + http duplicated once duplicated",
 		"approach scope expected once lost duplicated",
-		"eos + postgres kafka 20,000 20,000 0 0 0 held",
-		"under kill -9 kafka-uncommitted 20,000 19,880 0 0 120 held",
+		"eos + postgres + http http 20,000 19,966 0 34 0 held",
+		"under kill -9 kafka 20,000 20,000 0 0 0 held",
+		"kafka-uncommitted 20,000 19,880 0 0 120 held",
 		"postgres 20,000 19,966 0 34 0 held",
-		"inbox + direct produce kafka 20,000 19,950 0 50 0 held",
+		"inbox + direct produce http 20,000 19,940 0 60 0 held",
+		"+ http kafka 20,000 19,950 0 50 0 held",
 		"postgres 20,000 20,000 0 0 0 held",
 		"approach events/s p50 ms p99 ms max ms recovery ms kills",
-		"eos + postgres 1,235 61.2 812.9 1,433.0 412.3 1 of 2",
-		"inbox + direct produce 1,235 61.2 812.9 1,433.0 412.3 1",
-		"eos + postgres / kafka: all 20,000 events once, because output records and input offsets commit in one Kafka transaction",
-		"eos + postgres / kafka-uncommitted: 120 of 20,000 events aborted-visible, because records are in the topic before",
-		"eos + postgres / postgres: 34 of 20,000 events duplicated, because aborting a Kafka transaction does not undo rows",
-		"inbox + direct produce / kafka: 50 of 20,000 events duplicated, because the record is sent before Postgres commits",
+		"eos + postgres + http 1,235 61.2 812.9 1,433.0 412.3 1 of 2",
+		"inbox + direct produce + http 1,235 61.2 812.9 1,433.0 412.3 1",
+		"eos + postgres + http / kafka: all 20,000 events once, because output records and input offsets commit in one Kafka transaction",
+		"eos + postgres + http / kafka-uncommitted: 120 of 20,000 events aborted-visible, because records are in the topic before",
+		"eos + postgres + http / postgres: 34 of 20,000 events duplicated, because aborting a Kafka transaction does not undo rows",
+		"inbox + direct produce + http / kafka: 50 of 20,000 events duplicated, because the record is sent before Postgres commits",
 		"Measured on kfake v0.0.0-20260918054303-01f206a7e32c, PostgreSQL 15.18, go1.26.8, 2 CPUs; seed 7; started 2026-01-05 14:02:11 UTC.",
 		"kfake imitates a Kafka broker",
 	} {
@@ -102,10 +116,11 @@ func TestTableOfARunInWhichEveryClaimIsHeld(t *testing.T) {
 func TestTableIsLoudAboutABrokenClaim(t *testing.T) {
 	r := headline(t)
 	r.Environment.Kafka = "Apache Kafka 4.4.0"
-	r.Results[0] = result(t, lane.EOSPostgres, map[lane.Scope]lane.Counts{
+	r.Results[0] = result(t, eosLane, map[lane.Scope]lane.Counts{
 		lane.Kafka:            {Expected: 20_000, Once: 19_990, Lost: 3, Duplicated: 7},
 		lane.KafkaUncommitted: {Expected: 20_000, Once: 20_000},
 		lane.Postgres:         {Expected: 20_000, Once: 19_966, Duplicated: 34, Unexpected: 1},
+		lane.HTTP:             {Expected: 20_000, Once: 19_966, Duplicated: 34},
 	})
 	r.Results[0].Unexpected = []audit.Effect{{EventID: "evt_x", Attempt: "eos-0-1", Where: "pick_tasks", Position: "17"}}
 	r.Results[0].DeadLetters = 3
@@ -113,15 +128,16 @@ func TestTableIsLoudAboutABrokenClaim(t *testing.T) {
 	require.False(t, r.Held())
 	table := render(t, r)
 	for _, want := range []string{
-		"eos + postgres kafka 20,000 19,990 3 7 0 BROKEN",
+		"eos + postgres + http lost, duplicated, BROKEN duplicated, BROKEN duplicated",
+		"under kill -9 kafka 20,000 19,990 3 7 0 BROKEN",
 		"kafka-uncommitted 20,000 20,000 0 0 0 BROKEN",
-		`BROKEN eos + postgres / kafka: 3 of 20,000 events lost, 7 of 20,000 events duplicated; the claim was "once", because output records`,
-		`BROKEN eos + postgres / kafka-uncommitted: all 20,000 events once; the claim was "aborted visible" and had to show, because records are`,
+		`BROKEN eos + postgres + http / kafka: 3 of 20,000 events lost, 7 of 20,000 events duplicated; the claim was "once", because output records`,
+		`BROKEN eos + postgres + http / kafka-uncommitted: all 20,000 events once; the claim was "aborted visible" and had to show, because records are`,
 		`duplicated, and effects of events that nobody sent: 1 (such as "evt_x" in pick_tasks at 17, by attempt "eos-0-1"); the claim was`,
-		"inbox + direct produce / postgres: all 20,000 events once",
-		"eos + postgres: 3 events were given up on and stored as dead letters.",
-		"eos + postgres: no latency, as the service keeps no time of its commits",
-		"eos + postgres 1,235 n/a n/a n/a 412.3 1 of 2",
+		"inbox + direct produce + http / postgres: all 20,000 events once",
+		"eos + postgres + http: 3 events were given up on and stored as dead letters.",
+		"eos + postgres + http: no latency, as the service keeps no time of its commits",
+		"eos + postgres + http 1,235 n/a n/a n/a 412.3 1 of 2",
 	} {
 		require.Contains(t, table, want)
 	}
@@ -136,21 +152,22 @@ func TestTableOfAFileWhoseLaneHasLeftTheCatalogue(t *testing.T) {
 
 func TestTableOfAMillionEvents(t *testing.T) {
 	r := headline(t)
-	r.Results[1] = result(t, lane.InboxDirectProduce, map[lane.Scope]lane.Counts{
+	r.Results[1] = result(t, inboxLane, map[lane.Scope]lane.Counts{
 		lane.Kafka:            {Expected: 1_000_000, Once: 1_000_000},
 		lane.KafkaUncommitted: {Expected: 1_000_000, Once: 1_000_000},
 		lane.Postgres:         {Expected: 1_000_000, Once: 999_000, Lost: 1_000},
+		lane.HTTP:             {Expected: 1_000_000, Once: 999_000, Duplicated: 1_000},
 	})
 	require.Contains(t, render(t, r), "postgres 1,000,000 999,000 1,000 0 0 BROKEN")
 }
 
 func TestJudgeNeedsEveryScopeClaimedAndCounted(t *testing.T) {
-	l, err := lane.Find(lane.EOSPostgres)
+	l, err := lane.Find(eosLane)
 	require.NoError(t, err)
 	_, err = report.Judge(l, lane.Kill9, map[lane.Scope]lane.Counts{lane.Kafka: {}})
-	require.EqualError(t, err, `lane "eos + postgres" writes kafka-uncommitted, but nobody audited it`)
+	require.EqualError(t, err, `lane "eos + postgres + http" writes kafka-uncommitted, but nobody audited it`)
 	l.Scopes = append(l.Scopes, lane.Order)
-	_, err = report.Judge(l, lane.Kill9, map[lane.Scope]lane.Counts{lane.Kafka: {}, lane.KafkaUncommitted: {}, lane.Postgres: {}})
+	_, err = report.Judge(l, lane.Kill9, map[lane.Scope]lane.Counts{lane.Kafka: {}, lane.KafkaUncommitted: {}, lane.Postgres: {}, lane.HTTP: {}})
 	require.ErrorContains(t, err, `claims nothing of order under "kill -9"`)
 }
 
@@ -181,9 +198,9 @@ func TestTableOfOrder(t *testing.T) {
 	table := render(t, r)
 	for _, want := range []string{
 		"lost dupli- aborted- re- claim cated visible ordered",
-		"eos + postgres kafka 20,000 20,000 0 0 0 0 held",
+		"http kafka 20,000 20,000 0 0 0 0 held",
 		"order 1,000,000 999,998 0 0 0 2 held",
-		"inbox + direct produce / order: 2 of 1,000,000 events reordered.",
+		"inbox + direct produce + http / order: 2 of 1,000,000 events reordered.",
 	} {
 		require.Contains(t, table, want)
 	}
@@ -213,16 +230,17 @@ func TestJSONForm(t *testing.T) {
 		"environment": {"kafka": "kfake v0.0.0-20260918054303-01f206a7e32c", "postgres": "15.18", "go": "go1.26.8",
 			"cpus": 2, "seed": 7, "started_at": "2026-01-05T14:02:11Z"},
 		"plan": [
-			{"lane": "eos + postgres", "instance": 1, "step": "worked", "passing": 3, "fired": true, "recovery_ms": 412.3},
-			{"lane": "eos + postgres", "instance": 0, "step": "committed", "passing": 90, "fired": false, "recovery_ms": null},
-			{"lane": "inbox + direct produce", "instance": 0, "step": "worked", "passing": 2, "fired": true, "recovery_ms": 388}],
-		"results": [{"lane": "eos + postgres", "fault": "kill -9",
-			"command": "go run ./cmd/eos-pipeline --guarantee=exactly-once --touch=postgres",
+			{"lane": "eos + postgres + http", "instance": 1, "step": "worked", "passing": 3, "fired": true, "recovery_ms": 412.3},
+			{"lane": "eos + postgres + http", "instance": 0, "step": "committed", "passing": 90, "fired": false, "recovery_ms": null},
+			{"lane": "inbox + direct produce + http", "instance": 0, "step": "worked", "passing": 2, "fired": true, "recovery_ms": 388}],
+		"results": [{"lane": "eos + postgres + http", "fault": "kill -9",
+			"command": "go run ./cmd/eos-pipeline --guarantee=exactly-once --touch=postgres --call=payments",
 			"events": 20000, "injections": 1,
 			"scopes": {
 				"kafka": {"expected": 20000, "once": 20000, "lost": 0, "duplicated": 0, "aborted_visible": 0, "reordered": 0, "claim": "once", "held": true},
 				"kafka-uncommitted": {"expected": 20000, "once": 19880, "lost": 0, "duplicated": 0, "aborted_visible": 120, "reordered": 0, "claim": "aborted visible", "held": true},
-				"postgres": {"expected": 20000, "once": 19966, "lost": 0, "duplicated": 34, "aborted_visible": 0, "reordered": 0, "claim": "may duplicate", "held": true}},
+				"postgres": {"expected": 20000, "once": 19966, "lost": 0, "duplicated": 34, "aborted_visible": 0, "reordered": 0, "claim": "may duplicate", "held": true},
+				"http": {"expected": 20000, "once": 19966, "lost": 0, "duplicated": 34, "aborted_visible": 0, "reordered": 0, "claim": "may duplicate", "held": true}},
 			"throughput": 1234.6, "latency_ms": {"p50": 61.2, "p99": 812.9, "max": 1433}, "recovery_ms": 412.3, "wall_s": 16.2}]
 	}`, b.String())
 }

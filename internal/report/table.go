@@ -25,15 +25,16 @@ const width = 100
 // english writes 20000 as 20,000.
 var english = message.NewPrinter(language.English)
 
-// Table renders the report for people: what was counted in each scope, what it
-// cost, and one sentence a scope on why that is so. No line is longer than 100
+// Table renders the report for people: what became of the effects in Kafka, in Postgres
+// and at a third party in a word each, what was counted in each scope, what it cost, and
+// one sentence a scope on why that is so. No line is longer than 100
 // columns. There are colours only where w is a terminal, and none where NO_COLOR
 // is set.
 func (r Report) Table(w io.Writer) error {
 	r = r.published()
 	p := painterOf(w)
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s\n\n%s\n\n", r.grid(p), r.costs())
+	fmt.Fprintf(&b, "%s\n\n%s\n\n%s\n\n", r.summary(p), r.grid(p), r.costs())
 	for _, result := range r.Results {
 		for _, s := range slices.Sorted(maps.Keys(result.Scopes)) {
 			b.WriteString(wrap(result.verdict(p, s, ""), width))
@@ -82,6 +83,49 @@ func (p painter) count(n int, held bool) string {
 	}
 }
 
+// summary says in a word what became of each approach's effects in each place.
+func (r Report) summary(p painter) string {
+	places := slices.DeleteFunc([]lane.Scope{lane.Kafka, lane.Postgres, lane.HTTP}, func(s lane.Scope) bool {
+		return !slices.ContainsFunc(r.Results, func(result Result) bool { _, there := result.Scopes[s]; return there })
+	})
+	header := []any{"approach"}
+	for _, s := range places {
+		header = append(header, s)
+	}
+	t := newTable(header...)
+	setColumns(t, wideName, 1, 0) // no figures
+	for _, result := range r.Results {
+		row := table.Row{result.Lane}
+		for _, s := range places {
+			word := ""
+			if counted, there := result.Scopes[s]; there {
+				word = p.word(counted)
+			}
+			row = append(row, word)
+		}
+		t.AppendRow(row)
+	}
+	return render(t)
+}
+
+// word names the outcomes that there were.
+func (p painter) word(s Scope) string {
+	var words []string
+	for _, mark := range marks {
+		if s.Of(mark.outcome) > 0 {
+			words = append(words, string(mark.outcome))
+		}
+	}
+	switch {
+	case !s.Held:
+		return p.loud(strings.Join(append(words, "BROKEN"), ", "))
+	case len(words) == 0:
+		return string(lane.Once)
+	default:
+		return p.paint(strings.Join(words, ", "), text.FgYellow)
+	}
+}
+
 func (r Report) grid(p painter) string {
 	header := []any{"approach", "scope", "expected", "once", "lost", "duplicated", "aborted-\nvisible", "claim"}
 	approachWidth, ordered := longName, r.watchesOrder()
@@ -95,16 +139,17 @@ func (r Report) grid(p painter) string {
 		if i > 0 {
 			t.AppendSeparator()
 		}
-		// The lane's name stands in its first row and the fault in its second.
-		approach := []string{result.Lane, ""}
+		// The lane's name stands in its first rows and the fault in the next.
+		name := text.WrapSoft(result.Lane, approachWidth)
 		if result.Fault != lane.NoFault {
-			approach[1] = p.quiet("under " + string(result.Fault))
+			name += "\n" + p.quiet("under "+string(result.Fault))
 		}
+		approach := strings.SplitN(name, "\n", len(result.Scopes))
 		for row, scope := range slices.Sorted(maps.Keys(result.Scopes)) {
 			s := result.Scopes[scope]
 			first := ""
 			if row < len(approach) {
-				first = approach[row]
+				first = strings.TrimRight(approach[row], " ")
 			}
 			claim := "held"
 			if !s.Held {
@@ -131,7 +176,7 @@ func (r Report) watchesOrder() bool {
 
 func (r Report) costs() string {
 	t := newTable("approach", "events/s", "p50 ms", "p99 ms", "max ms", "recovery ms", "kills")
-	setColumns(t, longName, 2, 7)
+	setColumns(t, wideName, 2, 7)
 	for _, result := range r.Results {
 		latency := []any{notAvailable, notAvailable, notAvailable}
 		if l := result.LatencyMS; l != nil {
@@ -270,8 +315,11 @@ func render(t table.Writer) string {
 	return strings.ReplaceAll(t.Render(), strings.Repeat(rule, len(padding))+"\n", "\n")
 }
 
-// longName is how wide the name of an approach may usually be.
-const longName = 24
+// How wide the name of an approach may be: usually, and where there is room.
+const (
+	longName = 22
+	wideName = 36
+)
 
 // setColumns puts the figures of columns first to last under one another, and
 // keeps a long name from making the table wider than it may be.

@@ -40,7 +40,7 @@ const kfakeNode = 0
 func kfakeMain(ctx context.Context, args []string) int {
 	return host(ctx, "kafka", func(ctx context.Context, dir string) (service, error) {
 		b := &kfakeBroker{data: filepath.Join(dir, "data"), configs: args[0]}
-		err := onFreePort(ctx, func(port int) error {
+		err := OnFreePort(ctx, func(port int) error {
 			b.port = port
 			return b.start(ctx)
 		})

@@ -22,9 +22,11 @@ const (
 // free a moment ago can be taken when the service gets to it.
 const attempts = 5
 
-// onFreePort starts something on a port that is free, and on another one if it
-// fails and the port is not free any more.
-func onFreePort(ctx context.Context, start func(port int) error) error {
+// OnFreePort starts something on a loopback port that is free, and on another one if
+// it fails and the port is not free any more. The port lies below those that are handed
+// out to outgoing connections, so that what has been started there can be stopped, and
+// started there again.
+func OnFreePort(ctx context.Context, start func(port int) error) error {
 	for attempt := 1; ; attempt++ {
 		port, err := freePort()
 		if err != nil {

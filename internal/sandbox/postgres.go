@@ -98,7 +98,7 @@ func (c cluster) initialize(ctx context.Context) error {
 }
 
 func (c cluster) start(ctx context.Context) (pg *postgresServer, err error) {
-	err = onFreePort(ctx, func(port int) error {
+	err = OnFreePort(ctx, func(port int) error {
 		pg = &postgresServer{binary: c.binary("postgres"), data: c.data(), port: port, url: c.url(port)}
 		return pg.start(ctx)
 	})

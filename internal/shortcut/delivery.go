@@ -193,7 +193,7 @@ func (d *delivery) oneByOne(ctx context.Context, tx pgx.Tx, h pginbox.Handler, e
 		d.attempts[attempted{e.Record, h.Name}]++
 		attempts := d.attempts[attempted{e.Record, h.Name}]
 		d.log.Warn("an event failed", "handler", h.Name, "event", e.ID, "attempt", attempts, "cause", failed.err)
-		if attempts < d.shortcut.options.MaxAttempts {
+		if attempts < d.shortcut.options.MaxAttempts && !pginbox.IsPermanent(failed.err) {
 			again = failed
 			continue
 		}

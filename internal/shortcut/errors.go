@@ -53,7 +53,7 @@ func handlerError(ctx context.Context, conn *pgx.Conn, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case ctx.Err() != nil, conn.IsClosed(), errors.As(err, &network),
+	case pginbox.IsUnavailable(err), ctx.Err() != nil, conn.IsClosed(), errors.As(err, &network),
 		errors.As(err, &answer) && pginbox.Transient(err):
 		return &outage{err}
 	}

@@ -16,8 +16,8 @@ import (
 type Findings struct {
 	// Counts has the outcomes of each of the lane's scopes.
 	Counts map[lane.Scope]lane.Counts
-	// Effects are all records and rows; Unexpected are those of events that nobody
-	// sent.
+	// Effects are all records, rows and charges; Unexpected are those of events that
+	// nobody sent.
 	Effects, Unexpected []audit.Effect
 	// DeadLetters is how many records and rows keep what could not be handled.
 	DeadLetters int
@@ -34,6 +34,11 @@ func (s *Stage) Audit(ctx context.Context) (Findings, error) {
 	}
 	if s.Lane.Writes(lane.Postgres) {
 		if err := s.auditTables(ctx, &f); err != nil {
+			return f, err
+		}
+	}
+	if s.Lane.Writes(lane.HTTP) {
+		if err := s.auditLedger(ctx, &f); err != nil {
 			return f, err
 		}
 	}
@@ -79,5 +84,13 @@ func (s *Stage) auditTables(ctx context.Context, f *Findings) error {
 	f.Unexpected = slices.Concat(f.Unexpected, found.Unexpected)
 	letters, err := audit.DeadLetterRows(ctx, pool)
 	f.DeadLetters += letters
+	return err
+}
+
+func (s *Stage) auditLedger(ctx context.Context, f *Findings) error {
+	found, err := s.API.Audit(ctx, s.Expected())
+	f.Counts[lane.HTTP] = found.Charges
+	f.Effects = slices.Concat(f.Effects, found.Effects)
+	f.Unexpected = slices.Concat(f.Unexpected, found.Unexpected)
 	return err
 }

@@ -68,6 +68,8 @@ type Stage struct {
 	Input, Output, DeadLetters, Group, DatabaseURL string
 	// Dir is the folder for logs and traces.
 	Dir string
+	// API is the third party; nil where the lane calls none.
+	API *API
 
 	*Resources
 	brokers  []string // as members get them; the services' own or a proxy's
@@ -120,6 +122,12 @@ func Open(ctx context.Context, o Options) (*Stage, error) {
 		return s, err
 	}
 	s.database = s.DatabaseURL
+	if o.Lane.Writes(lane.HTTP) {
+		if s.API, err = s.Resources.API(ctx, name+"_payments", o.Dir); err != nil {
+			return s, err
+		}
+		s.closers = append(s.closers, s.API.Close)
+	}
 	s.client, err = kgo.NewClient(kgo.SeedBrokers(o.Services.Brokers...), kgo.ClientID("publisher"), kgo.ProducerLinger(0))
 	if err != nil {
 		return s, err
@@ -231,11 +239,11 @@ func (s *Stage) Enter(e Entry) (*Member, error) {
 			fmt.Sprintf("--instance=%d", e.Instance),
 			"--session-timeout=" + e.SessionTimeout.String(),
 		}, e.Args),
-		Env: []string{
-			"KAFKA_BROKERS=" + strings.Join(s.brokers, ","),
-			"DATABASE_URL=" + s.database, // not an argument: everybody on the machine can read those
-			"REDIS_URL=" + s.Services.RedisURL,
-		},
+		Env: append(s.API.Env(),
+			"KAFKA_BROKERS="+strings.Join(s.brokers, ","),
+			"DATABASE_URL="+s.database, // not an argument: everybody on the machine can read those
+			"REDIS_URL="+s.Services.RedisURL,
+		),
 		Attempt:   attempt,
 		Failpoint: planned,
 		Dir:       s.Dir,
@@ -358,8 +366,12 @@ func (s *Stage) all() []*Member {
 	return slices.Clone(s.members)
 }
 
-// surprise returns an error if a member has ended that nobody has ended.
+// surprise returns an error if a member, or the third party, has ended that nobody has
+// ended.
 func (s *Stage) surprise() error {
+	if err := s.API.surprise(); err != nil {
+		return err
+	}
 	for _, m := range s.all() {
 		s.mu.Lock()
 		expected := s.planned[m]
@@ -373,7 +385,7 @@ func (s *Stage) surprise() error {
 
 // Settle lets the lane finish: it starts a member if none is there, publishes a last
 // batch, which shows that the lane goes on after all, waits until everything is
-// consumed, and ends the members.
+// consumed, and ends the members and the third party.
 func (s *Stage) Settle(ctx context.Context) error {
 	if len(s.Running()) == 0 {
 		if _, err := s.Enter(Entry{}); err != nil {
@@ -386,7 +398,10 @@ func (s *Stage) Settle(ctx context.Context) error {
 	if err := s.AwaitConsumed(ctx); err != nil {
 		return err
 	}
-	return s.End(ctx, s.Running()...)
+	if err := s.End(ctx, s.Running()...); err != nil {
+		return err
+	}
+	return s.API.End(ctx)
 }
 
 // Folder is where a stage of that name keeps its files below dir.

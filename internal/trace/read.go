@@ -17,6 +17,9 @@ const (
 	Folder = "traces"
 	// EndingsFile is the file, beside that folder, that says how attempts ended.
 	EndingsFile = "endings.jsonl"
+	// ThirdParty is the folder, beside both, that has the same of the third party that
+	// was called.
+	ThirdParty = "payments"
 )
 
 // Read returns the passings in a file, in the order in which they were written. A

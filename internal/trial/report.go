@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -72,15 +73,22 @@ func (t *trial) result(ctx context.Context, c *contender, expected audit.Expecte
 	if err != nil {
 		return result, nil, err
 	}
-	if err := audit.WriteEffects(c.dir, append(records.Effects, rows.Effects...)); err != nil {
+	var charges audit.LedgerAudit
+	if c.api != nil {
+		if charges, err = c.api.Audit(ctx, expected); err != nil {
+			return result, nil, err
+		}
+	}
+	if err := audit.WriteEffects(c.dir, slices.Concat(records.Effects, rows.Effects, charges.Effects)); err != nil {
 		return result, nil, err
 	}
-	result.Unexpected = append(records.Unexpected, rows.Unexpected...)
+	result.Unexpected = slices.Concat(records.Unexpected, rows.Unexpected, charges.Unexpected)
 	result.Unexpected = result.Unexpected[:min(len(result.Unexpected), unexpectedShown)]
 	result.Scopes, err = report.Judge(c.lane, result.Fault, map[lane.Scope]lane.Counts{
 		lane.Kafka:            records.Committed,
 		lane.KafkaUncommitted: records.Uncommitted,
 		lane.Postgres:         rows.Rows,
+		lane.HTTP:             charges.Charges,
 	})
 	if err != nil {
 		return result, nil, err

@@ -81,7 +81,8 @@ type contender struct {
 	deadLetters string // "" where they are rows
 	group       string
 	databaseURL string
-	dir         string // for logs, traces and effects
+	api         *stage.API // the third party; nil where the lane calls none
+	dir         string     // for logs, traces and effects
 	instances   []*instance
 	plan        []fault.Kill
 	killed      atomic.Int64 // how many of them have struck
@@ -102,6 +103,7 @@ func Run(ctx context.Context, o Options) (results report.Report, remove func(con
 	}
 	started := time.Now()
 	t := &trial{Options: o, Resources: r}
+	defer func() { err = errors.Join(err, t.close()) }()
 	if err := t.prepare(ctx); err != nil {
 		return report.Report{}, remove, err
 	}
@@ -131,12 +133,23 @@ func (t *trial) prepare(ctx context.Context) (err error) {
 	}
 	for i, l := range t.Lanes {
 		c := &contender{lane: l, dir: filepath.Join(t.Dir, l.Short)}
+		t.contenders = append(t.contenders, c)
 		if err := t.prepareContender(ctx, c, i); err != nil {
 			return fmt.Errorf("lane %s: %w", l.Name, err)
 		}
-		t.contenders = append(t.contenders, c)
 	}
 	return nil
+}
+
+// close kills the third parties that still run.
+func (t *trial) close() error {
+	var errs []error
+	for _, c := range t.contenders {
+		if c.api != nil {
+			errs = append(errs, c.api.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (t *trial) prepareContender(ctx context.Context, c *contender, number int) (err error) {
@@ -152,6 +165,11 @@ func (t *trial) prepareContender(ctx context.Context, c *contender, number int) 
 	c.group = t.Group(t.Name + "." + short)
 	if c.databaseURL, err = t.Schema(ctx, t.Name+"_"+short); err != nil {
 		return err
+	}
+	if c.lane.Writes(lane.HTTP) {
+		if c.api, err = t.API(ctx, t.Name+"_"+short+"_payments", c.dir); err != nil {
+			return err
+		}
 	}
 	// Kills are shared by the lanes in turn, the first lanes getting one more.
 	kills := (t.Kills + len(t.Lanes) - 1 - number) / len(t.Lanes)
@@ -174,10 +192,10 @@ func (t *trial) prepareContender(ctx context.Context, c *contender, number int) 
 				fmt.Sprintf("--instance=%d", i),
 				"--session-timeout="+sessionTimeout.String(),
 			),
-			env: []string{
-				"KAFKA_BROKERS=" + strings.Join(t.Services.Brokers, ","),
-				"DATABASE_URL=" + c.databaseURL, // not an argument: everybody on the machine can read those
-			},
+			env: append(c.api.Env(),
+				"KAFKA_BROKERS="+strings.Join(t.Services.Brokers, ","),
+				"DATABASE_URL="+c.databaseURL, // not an argument: everybody on the machine can read those
+			),
 			dir: c.dir,
 			killed: func() {
 				c.killed.Add(1)
@@ -217,6 +235,9 @@ func (t *trial) run(ctx context.Context) (err error) {
 		for _, member := range c.instances {
 			work.Go(func() error { return member.run(running) })
 		}
+		if c.api != nil {
+			work.Go(func() error { return c.api.AwaitEnd(running) })
+		}
 	}
 	work.Go(func() error {
 		defer stop() // SIGTERM to every instance
@@ -224,6 +245,9 @@ func (t *trial) run(ctx context.Context) (err error) {
 	})
 	err = work.Wait()
 	stopWatching()
+	for _, c := range t.contenders {
+		err = errors.Join(err, c.api.End(ctx))
+	}
 	return errors.Join(err, t.observer.close())
 }
 
