@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"regexp"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -62,16 +61,18 @@ func Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) error {
 	return nil
 }
 
+// legalTopic is Kafka's rule for names (org.apache.kafka.common.internals.Topic), and
+// that of the table.
+var legalTopic = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
+
 func (m Message) validate() error {
 	switch {
 	case m.ID == "":
 		return errors.New("it has no id")
 	case m.Record == nil:
 		return errors.New("it has no record")
-	case m.Record.Topic == "":
-		return errors.New("its record has no topic")
-	case !utf8.ValidString(m.Record.Topic) || strings.ContainsRune(m.Record.Topic, 0):
-		return fmt.Errorf("its topic %q is no text", m.Record.Topic)
+	case !legalTopic.MatchString(m.Record.Topic) || m.Record.Topic == "." || m.Record.Topic == "..":
+		return fmt.Errorf("its topic %q is no name of a topic: 1 to 249 letters, digits, dots, underscores and hyphens", m.Record.Topic)
 	}
 	return nil
 }

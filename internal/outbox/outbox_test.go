@@ -74,16 +74,21 @@ func TestRolledBack(t *testing.T) {
 func TestUnfitMessages(t *testing.T) {
 	p := newPlace(t)
 	for says, m := range map[string]outbox.Message{
-		"no id":     {Record: &kgo.Record{Topic: p.topic}},
-		"no record": {ID: "evt_1"},
-		"no topic":  {ID: "evt_1", Record: &kgo.Record{}},
-		"no text":   {ID: "evt_1", Record: &kgo.Record{Topic: "a\x00b"}},
+		"no id":        {Record: &kgo.Record{Topic: p.topic}},
+		"no record":    {ID: "evt_1"},
+		`topic ""`:     {ID: "evt_1", Record: &kgo.Record{}},
+		`topic "a\x00`: {ID: "evt_1", Record: &kgo.Record{Topic: "a\x00b"}},
+		`topic "a b"`:  {ID: "evt_1", Record: &kgo.Record{Topic: "a b"}},
+		`topic ".."`:   {ID: "evt_1", Record: &kgo.Record{Topic: ".."}},
 	} {
 		err := pgx.BeginFunc(t.Context(), p.pool, func(tx pgx.Tx) error {
 			return outbox.Enqueue(t.Context(), tx, p.message("k", "fine"), m)
 		})
 		require.ErrorContains(t, err, says)
 	}
+	// Whoever writes rows otherwise is told by the table.
+	_, err := p.pool.Exec(t.Context(), `INSERT INTO outbox (event_id, topic) VALUES ('evt_1', 'a b')`)
+	require.ErrorContains(t, err, "outbox_topic")
 	require.Zero(t, p.backlog().Pending)
 }
 
@@ -166,8 +171,7 @@ func TestManyRelaysKeepEachKeyInOrder(t *testing.T) {
 	for k := range keys {
 		writers.Go(func() {
 			for i := range each {
-				// Its row of another table is what makes the writers of a key exclude each
-				// other; here each key has one.
+				// The writers of a key must exclude each other: here each key has one.
 				err := pgx.BeginFunc(t.Context(), p.pool, func(tx pgx.Tx) error {
 					return outbox.Enqueue(t.Context(), tx, p.message(fmt.Sprintf("k%d", k), fmt.Sprintf("%03d", i)))
 				})

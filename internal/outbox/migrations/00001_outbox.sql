@@ -10,7 +10,7 @@ CREATE TABLE outbox (
     -- in whatever language, gets the same. Without a key there is no order to keep.
     shard         smallint    NOT NULL GENERATED ALWAYS AS ((get_byte(sha256(coalesce(record_key, event_id)), 0) % 32)::smallint) STORED,
     event_id      bytea       NOT NULL,
-    topic         text        NOT NULL,
+    topic         text        NOT NULL, -- by Kafka's rule; any other would be refused
     record_key    bytea,                -- NULL where the record has none
     record_value  bytea,                -- NULL for a tombstone
     header_names  bytea[]     NOT NULL DEFAULT '{}',
@@ -19,7 +19,8 @@ CREATE TABLE outbox (
     created_at    timestamptz NOT NULL DEFAULT now(),
     published_at  timestamptz,
     refused_at    timestamptz,
-    refusal       text                  -- why
+    refusal       text,                 -- why
+    CONSTRAINT outbox_topic CHECK (topic ~ '^[a-zA-Z0-9._-]{1,249}$' AND topic NOT IN ('.', '..'))
 );
 
 -- What is pending, and nothing else, in the order in which a relay takes it.
