@@ -57,14 +57,17 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 	if !slices.Contains(guards(), p.guard) {
 		return Usage(fmt.Errorf("--guard is %q; the nearest: %s; all: %s", p.guard, strings.Join(nearest.Names(p.guard, guards(), 2), ", "), strings.Join(guards(), ", ")))
 	}
+	if err := p.checkOutbox(given); err != nil {
+		return err
+	}
 	for _, rule := range []struct {
 		broken bool
 		says   string
 	}{
 		{p.source != sourceGroup && p.source != sourceShareGroup,
 			fmt.Sprintf("--source is %q, must be %s or %s", p.source, sourceGroup, sourceShareGroup)},
-		{p.publish != publishNothing && p.publish != publishDirect,
-			fmt.Sprintf("--publish is %q, must be %s or %s", p.publish, publishNothing, publishDirect)},
+		{p.publish != publishNothing && p.publish != publishDirect && p.publish != publishOutbox,
+			fmt.Sprintf("--publish is %q, must be %s, %s or %s", p.publish, publishNothing, publishDirect, publishOutbox)},
 		{p.batchSize < 1,
 			fmt.Sprintf("--batch-size is %d, must be at least 1", p.batchSize)},
 		{p.redisTTL < time.Millisecond,
@@ -84,8 +87,8 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 			fmt.Sprintf("--retry-topic is for --source=%s: a consumer group gets a record again until it is acknowledged", sourceShareGroup)},
 		{p.source == sourceShareGroup && p.guard == string(shortcut.AckFirst),
 			fmt.Sprintf("--guard=%s is for --source=%s", p.guard, sourceGroup)},
-		{p.publish == publishDirect && p.shortcut() && p.guard != string(shortcut.None),
-			fmt.Sprintf("--publish=%s is for the guards %s, %s, %s and %s, not for --guard=%s", publishDirect, guardInbox, guardOffsets, guardBoth, shortcut.None, p.guard)},
+		{p.publish != publishNothing && p.shortcut() && p.guard != string(shortcut.None),
+			fmt.Sprintf("--publish=%s is for the guards %s, %s, %s and %s, not for --guard=%s", p.publish, guardInbox, guardOffsets, guardBoth, shortcut.None, p.guard)},
 
 		{!p.keepsIDs() && given(flagEventKey), p.idle(flagEventKey, guardInbox, guardBoth)},
 		{!p.keepsIDs() && given(flagPurgeAfter), p.idle(flagPurgeAfter, guardInbox, guardBoth)},

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/delivered-twice/delivered-twice/internal/outbox"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/shortcut"
 	"github.com/delivered-twice/delivered-twice/internal/trace"
@@ -25,6 +26,7 @@ const (
 
 	publishNothing = "none"
 	publishDirect  = "direct"
+	publishOutbox  = "outbox"
 
 	handlerWarehouse = "warehouse"
 	handlerLoyalty   = "loyalty"
@@ -39,6 +41,12 @@ const (
 	flagRedisTTL          = "redis-ttl"
 )
 
+// Flags that only some ways to publish have a use for.
+const (
+	flagRelay           = "relay"
+	flagOutboxRetention = "outbox-retention"
+)
+
 type inboxPipeline struct {
 	member
 	guard             string
@@ -47,6 +55,8 @@ type inboxPipeline struct {
 	ackAfterFlush     bool
 	retryTopic        string
 	publish           string
+	relay             string
+	outboxRetention   time.Duration
 	handlers          []string
 	eventKey          string
 	batchSize         int
@@ -78,7 +88,9 @@ and the shortcuts:
   redis          its id is claimed with SETNX in Redis before the work
 
 With --publish=direct the warehouse handler also produces a pick request to Kafka
-from inside the transaction, which does not cover it.
+from inside the transaction, which does not cover it. With --publish=outbox it writes
+the request into an outbox table, in the transaction, and a relay produces it from
+there: in this process, elsewhere, or here and nothing else (--relay).
 
 Several instances share the partitions; each needs an --instance of its own.
 SIGTERM finishes the batch in hand and ends it.`,
@@ -97,7 +109,9 @@ SIGTERM finishes the batch in hand and ends it.`,
 	f.StringVar(&p.retryTopic, "retry-topic", "", "with --source=share-group: where the broker moves a record that was delivered too often, to come again from there (needs dead-letter queues, KIP-1191; none: the broker drops it)")
 	f.BoolVar(&p.asyncCommit, "async-commit", false, "commit with synchronous_commit=off: a crash of Postgres takes the last commits back")
 	f.BoolVar(&p.ackAfterFlush, "ack-after-flush", false, "with --async-commit: acknowledge only what is on Postgres' disk")
-	f.StringVar(&p.publish, "publish", publishNothing, "what the warehouse handler produces to Kafka: none or direct")
+	f.StringVar(&p.publish, "publish", publishNothing, "how the warehouse handler publishes pick requests: none, direct or outbox")
+	f.StringVar(&p.relay, flagRelay, relayInside, fmt.Sprintf("where the relay of --publish=outbox is: %s this process, %s, or this process is the relay and %s that", relayInside, relayElsewhere, relayOnly))
+	f.DurationVar(&p.outboxRetention, flagOutboxRetention, 24*time.Hour, "age at which published rows of the outbox are removed")
 	f.StringSliceVar(&p.handlers, "handlers", []string{handlerWarehouse, handlerLoyalty}, "handlers to run, each with marks of its own")
 	f.StringVar(&p.eventKey, flagEventKey, string(pginbox.TextKeys), fmt.Sprintf("how the inbox keeps ids: %q as received, or %q for 16 bytes of their SHA-256", pginbox.TextKeys, pginbox.HashKeys))
 	f.IntVar(&p.batchSize, "batch-size", 1_000, "events in one Postgres transaction, at most")
@@ -110,10 +124,14 @@ SIGTERM finishes the batch in hand and ends it.`,
 
 // run consumes until ctx ends. The flags have been checked.
 func (p *inboxPipeline) run(ctx context.Context) error {
-	hook, err := p.hook()
+	pass, err := p.passStep()
 	if err != nil {
 		return err
 	}
+	if !p.consumes() {
+		return p.runRelayOnly(ctx, pass)
+	}
+	hook := hookOf(pass)
 	pool, err := p.prepare(ctx)
 	if err != nil {
 		return err
@@ -133,22 +151,29 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	both, ctx := errgroup.WithContext(ctx)
-	purging, stopPurging := context.WithCancel(ctx)
-	both.Go(func() error {
-		guard.purge(purging)
+	all, ctx := errgroup.WithContext(ctx)
+	// The others outlive the consumer, so that the relay publishes what it leaves.
+	others, stopOthers := context.WithCancel(context.WithoutCancel(ctx))
+	all.Go(func() error {
+		guard.purge(others)
 		return nil
 	})
-	both.Go(func() error {
-		defer stopPurging()
+	if p.hasRelay() {
+		all.Go(func() error { return p.runRelay(others, pool, pass) })
+	}
+	all.Go(func() error {
+		defer stopOthers()
 		return consumer.Run(ctx)
 	})
-	return both.Wait()
+	return all.Wait()
 }
 
-// hook returns what happens at every step: it is traced, and then a planned mishap
+// passStep is called whenever a handler, or all together (""), pass a step with events.
+type passStep func(step, handler string, ids []string) error
+
+// passStep returns what happens at every step: it is traced, and then a planned mishap
 // strikes.
-func (p *inboxPipeline) hook() (pginbox.Hook, error) {
+func (p *inboxPipeline) passStep() (passStep, error) {
 	planned, err := plannedFailpoint(p.steps())
 	if err != nil {
 		return nil, err
@@ -157,14 +182,18 @@ func (p *inboxPipeline) hook() (pginbox.Hook, error) {
 	if err != nil {
 		return nil, Usage(err)
 	}
-	return func(_ context.Context, passage pginbox.Passage) error {
-		if writer != nil {
-			if err := writer.Pass(string(passage.Step), passage.Handler, idsOf(passage.Events)); err != nil {
-				return err
-			}
+	return func(step, handler string, ids []string) error {
+		if err := writer.Pass(step, handler, ids); err != nil {
+			return err
 		}
-		return errors.Join(planned.Pass(string(passage.Step)), planned.Pass(stepOf(passage.Step, passage.Handler)))
+		return errors.Join(planned.Pass(step), planned.Pass(stepOf(pginbox.Step(step), handler)))
 	}, nil
+}
+
+func hookOf(pass passStep) pginbox.Hook {
+	return func(_ context.Context, passage pginbox.Passage) error {
+		return pass(string(passage.Step), passage.Handler, idsOf(passage.Events))
+	}
 }
 
 func idsOf(events []pginbox.Event) []string {
@@ -186,6 +215,14 @@ func (p *inboxPipeline) steps() []string {
 		steps, byHandlers = shortcut.Steps(shortcut.Guard(p.guard)), []pginbox.Step{pginbox.Worked}
 	}
 	var names []string
+	if p.hasRelay() {
+		for _, step := range outbox.Steps() {
+			names = append(names, string(step))
+		}
+	}
+	if !p.consumes() {
+		return names
+	}
 	for _, step := range steps {
 		names = append(names, string(step))
 	}
