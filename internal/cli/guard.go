@@ -57,20 +57,23 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 	if !slices.Contains(guards(), p.guard) {
 		return Usage(fmt.Errorf("--guard is %q; the nearest: %s; all: %s", p.guard, strings.Join(nearest.Names(p.guard, guards(), 2), ", "), strings.Join(guards(), ", ")))
 	}
+	if err := p.checkOutbox(given); err != nil {
+		return err
+	}
 	for _, rule := range []struct {
 		broken bool
 		says   string
 	}{
 		{p.source != sourceGroup && p.source != sourceShareGroup,
 			fmt.Sprintf("--source is %q, must be %s or %s", p.source, sourceGroup, sourceShareGroup)},
-		{p.publish != publishNothing && p.publish != publishDirect,
-			fmt.Sprintf("--publish is %q, must be %s or %s", p.publish, publishNothing, publishDirect)},
 		{p.calls.payments() && p.shortcut() && p.guard != string(shortcut.None),
 			fmt.Sprintf("--call=%s is for the guards %s, %s, %s and %s, not for --guard=%s", callPayments, guardInbox, guardOffsets, guardBoth, shortcut.None, p.guard)},
 		{p.calls.payments() && given(flagHandlers) && !slices.Contains(p.handlers, handlerPayment),
 			fmt.Sprintf("--call=%s is done by the handler %s, which --handlers leaves out", callPayments, handlerPayment)},
 		{!p.calls.payments() && slices.Contains(p.handlers, handlerPayment),
 			fmt.Sprintf("--handlers has %s, which needs --call=%s", handlerPayment, callPayments)},
+		{p.publish != publishNothing && p.publish != publishDirect && p.publish != publishOutbox,
+			fmt.Sprintf("--publish is %q, must be %s, %s or %s", p.publish, publishNothing, publishDirect, publishOutbox)},
 		{p.batchSize < 1,
 			fmt.Sprintf("--batch-size is %d, must be at least 1", p.batchSize)},
 		{p.redisTTL < time.Millisecond,
@@ -90,8 +93,8 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 			fmt.Sprintf("--retry-topic is for --source=%s: a consumer group gets a record again until it is acknowledged", sourceShareGroup)},
 		{p.source == sourceShareGroup && p.guard == string(shortcut.AckFirst),
 			fmt.Sprintf("--guard=%s is for --source=%s", p.guard, sourceGroup)},
-		{p.publish == publishDirect && p.shortcut() && p.guard != string(shortcut.None),
-			fmt.Sprintf("--publish=%s is for the guards %s, %s, %s and %s, not for --guard=%s", publishDirect, guardInbox, guardOffsets, guardBoth, shortcut.None, p.guard)},
+		{p.publish != publishNothing && p.shortcut() && p.guard != string(shortcut.None),
+			fmt.Sprintf("--publish=%s is for the guards %s, %s, %s and %s, not for --guard=%s", p.publish, guardInbox, guardOffsets, guardBoth, shortcut.None, p.guard)},
 
 		{!p.keepsIDs() && given(flagEventKey), p.idle(flagEventKey, guardInbox, guardBoth)},
 		{!p.keepsIDs() && given(flagPurgeAfter), p.idle(flagPurgeAfter, guardInbox, guardBoth)},

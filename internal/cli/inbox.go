@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/delivered-twice/delivered-twice/internal/outbox"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/shortcut"
 	"github.com/delivered-twice/delivered-twice/internal/trace"
@@ -25,6 +26,7 @@ const (
 
 	publishNothing = "none"
 	publishDirect  = "direct"
+	publishOutbox  = "outbox"
 
 	handlerWarehouse = "warehouse"
 	handlerLoyalty   = "loyalty"
@@ -40,6 +42,12 @@ const (
 	flagHandlers          = "handlers"
 )
 
+// Flags that only some ways to publish have a use for.
+const (
+	flagRelay           = "relay"
+	flagOutboxRetention = "outbox-retention"
+)
+
 type inboxPipeline struct {
 	member
 	calls             caller
@@ -49,6 +57,8 @@ type inboxPipeline struct {
 	ackAfterFlush     bool
 	retryTopic        string
 	publish           string
+	relay             string
+	outboxRetention   time.Duration
 	handlers          []string
 	eventKey          string
 	batchSize         int
@@ -80,7 +90,9 @@ and the shortcuts:
   redis          its id is claimed with SETNX in Redis before the work
 
 With --publish=direct the warehouse handler also produces a pick request to Kafka
-from inside the transaction, which does not cover it.
+from inside the transaction, which does not cover it. With --publish=outbox it writes
+the request into an outbox table, in the transaction, and a relay produces it from
+there: in this process, elsewhere, or here and nothing else (--relay).
 
 With --call=payments a handler named payment charges for every event through the API
 at PAYMENTS_URL, with the key in PAYMENTS_KEY, from inside its transaction, which does
@@ -104,9 +116,11 @@ SIGTERM finishes the batch in hand and ends it.`,
 	f.StringVar(&p.retryTopic, "retry-topic", "", "with --source=share-group: where the broker moves a record that was delivered too often, to come again from there (needs dead-letter queues, KIP-1191; none: the broker drops it)")
 	f.BoolVar(&p.asyncCommit, "async-commit", false, "commit with synchronous_commit=off: a crash of Postgres takes the last commits back")
 	f.BoolVar(&p.ackAfterFlush, "ack-after-flush", false, "with --async-commit: acknowledge only what is on Postgres' disk")
-	f.StringVar(&p.publish, "publish", publishNothing, "what the warehouse handler produces to Kafka: none or direct")
 	p.calls.flags(f)
 	f.StringSliceVar(&p.handlers, flagHandlers, []string{handlerWarehouse, handlerLoyalty}, "handlers to run, each with marks of its own; with --call=payments also payment")
+	f.StringVar(&p.publish, "publish", publishNothing, "how the warehouse handler publishes pick requests: none, direct or outbox")
+	f.StringVar(&p.relay, flagRelay, relayInside, fmt.Sprintf("where the relay of --publish=outbox is: %s this process, %s, or this process is the relay and %s that", relayInside, relayElsewhere, relayOnly))
+	f.DurationVar(&p.outboxRetention, flagOutboxRetention, 24*time.Hour, "age at which published rows of the outbox are removed")
 	f.StringVar(&p.eventKey, flagEventKey, string(pginbox.TextKeys), fmt.Sprintf("how the inbox keeps ids: %q as received, or %q for 16 bytes of their SHA-256", pginbox.TextKeys, pginbox.HashKeys))
 	f.IntVar(&p.batchSize, "batch-size", 1_000, "events in one Postgres transaction, at most")
 	f.DurationVar(&p.purgeAfter, flagPurgeAfter, 7*24*time.Hour, "age at which inbox rows are removed")
@@ -118,10 +132,14 @@ SIGTERM finishes the batch in hand and ends it.`,
 
 // run consumes until ctx ends. The flags have been checked.
 func (p *inboxPipeline) run(ctx context.Context) error {
-	hook, err := p.hook()
+	pass, err := p.passStep()
 	if err != nil {
 		return err
 	}
+	if !p.consumes() {
+		return p.runRelayOnly(ctx, pass)
+	}
+	hook := hookOf(pass)
 	pool, err := p.prepare(ctx)
 	if err != nil {
 		return err
@@ -142,22 +160,29 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	both, ctx := errgroup.WithContext(ctx)
-	purging, stopPurging := context.WithCancel(ctx)
-	both.Go(func() error {
-		guard.purge(purging)
+	all, ctx := errgroup.WithContext(ctx)
+	// The others outlive the consumer, so that the relay publishes what it leaves.
+	others, stopOthers := context.WithCancel(context.WithoutCancel(ctx))
+	all.Go(func() error {
+		guard.purge(others)
 		return nil
 	})
-	both.Go(func() error {
-		defer stopPurging()
+	if p.hasRelay() {
+		all.Go(func() error { return p.runRelay(others, pool, pass) })
+	}
+	all.Go(func() error {
+		defer stopOthers()
 		return consumer.Run(ctx)
 	})
-	return both.Wait()
+	return all.Wait()
 }
 
-// hook returns what happens at every step: it is traced, and then a planned mishap
+// passStep is called whenever a handler, or all together (""), pass a step with events.
+type passStep func(step, handler string, ids []string) error
+
+// passStep returns what happens at every step: it is traced, and then a planned mishap
 // strikes.
-func (p *inboxPipeline) hook() (pginbox.Hook, error) {
+func (p *inboxPipeline) passStep() (passStep, error) {
 	planned, err := plannedFailpoint(p.steps())
 	if err != nil {
 		return nil, err
@@ -166,14 +191,18 @@ func (p *inboxPipeline) hook() (pginbox.Hook, error) {
 	if err != nil {
 		return nil, Usage(err)
 	}
-	return func(_ context.Context, passage pginbox.Passage) error {
-		if writer != nil {
-			if err := writer.Pass(string(passage.Step), passage.Handler, idsOf(passage.Events)); err != nil {
-				return err
-			}
+	return func(step, handler string, ids []string) error {
+		if err := writer.Pass(step, handler, ids); err != nil {
+			return err
 		}
-		return errors.Join(planned.Pass(string(passage.Step)), planned.Pass(stepOf(passage.Step, passage.Handler)))
+		return errors.Join(planned.Pass(step), planned.Pass(stepOf(pginbox.Step(step), handler)))
 	}, nil
+}
+
+func hookOf(pass passStep) pginbox.Hook {
+	return func(_ context.Context, passage pginbox.Passage) error {
+		return pass(string(passage.Step), passage.Handler, idsOf(passage.Events))
+	}
 }
 
 func idsOf(events []pginbox.Event) []string {
@@ -195,6 +224,14 @@ func (p *inboxPipeline) steps() []string {
 		steps, byHandlers = shortcut.Steps(shortcut.Guard(p.guard)), []pginbox.Step{pginbox.Worked}
 	}
 	var names []string
+	if p.hasRelay() {
+		for _, step := range outbox.Steps() {
+			names = append(names, string(step))
+		}
+	}
+	if !p.consumes() {
+		return names
+	}
 	for _, step := range steps {
 		names = append(names, string(step))
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/delivered-twice/delivered-twice/internal/order"
+	"github.com/delivered-twice/delivered-twice/internal/outbox"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/shortcut"
 	"github.com/delivered-twice/delivered-twice/internal/warehouse"
@@ -39,15 +41,16 @@ func (p *inboxPipeline) chosenHandlers() (handlers []pginbox.Handler, closeProdu
 		}
 		handlers = append(handlers, h)
 	}
-	if p.publish == publishDirect && producer == nil {
-		return nil, nil, Usage(fmt.Errorf("--publish=%s is done by the handler %s, which --handlers leaves out", publishDirect, handlerWarehouse))
+	if p.publish != publishNothing && !slices.Contains(p.handlers, handlerWarehouse) {
+		return nil, nil, Usage(fmt.Errorf("--publish=%s is done by the handler %s, which --handlers leaves out", p.publish, handlerWarehouse))
 	}
 	return handlers, closeProducer, nil
 }
 
-// pick does the warehouse's work. Where there is a producer, it also sends the pick
-// requests, and waits until the broker has them, from inside the transaction: what
-// many believe the inbox covers, and it doesn't.
+// pick does the warehouse's work. Where there is an outbox, it also writes the pick
+// requests there. Where there is a producer, it sends them, and waits until the broker
+// has them, from inside the transaction: what many believe the inbox covers, and it
+// doesn't.
 func (p *inboxPipeline) pick(producer *kgo.Client) func(context.Context, pgx.Tx, []pginbox.Event) error {
 	return func(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
 		effects, err := effectsOf(events)
@@ -58,12 +61,17 @@ func (p *inboxPipeline) pick(producer *kgo.Client) func(context.Context, pgx.Tx,
 		if p.guard == string(shortcut.Shape) {
 			pick = warehouse.PickOnce
 		}
-		if err := pick(ctx, tx, p.attempt, effects); err != nil || producer == nil {
+		if err := pick(ctx, tx, p.attempt, effects); err != nil || p.publish == publishNothing {
 			return err
 		}
 		requests := make([]*kgo.Record, len(events))
+		messages := make([]outbox.Message, len(events))
 		for i, e := range events {
 			requests[i] = order.Pick(p.output, e.Record, e.ID, effects[i].Event, p.attempt)
+			messages[i] = outbox.Message{ID: e.ID, Record: requests[i]}
+		}
+		if p.hasOutbox() {
+			return outbox.Enqueue(ctx, tx, messages...)
 		}
 		return producer.ProduceSync(ctx, requests...).FirstErr()
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/delivered-twice/delivered-twice/internal/endpoint"
+	"github.com/delivered-twice/delivered-twice/internal/outbox"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/warehouse"
 )
@@ -21,7 +22,7 @@ func (p *inboxPipeline) prepare(ctx context.Context) (*pgxpool.Pool, error) {
 		return nil, Usage(errors.New("no database: set --database-url or DATABASE_URL"))
 	}
 	var topics []string
-	if p.publish == publishDirect {
+	if p.publish != publishNothing {
 		topics = append(topics, p.output)
 	}
 	var pool *pgxpool.Pool
@@ -68,10 +69,18 @@ const firstAnswer = 5 * time.Second
 func (p *inboxPipeline) migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	looking, cancel := context.WithTimeout(ctx, firstAnswer)
 	defer cancel()
-	for _, tables := range []struct {
+	type tables struct {
 		upToDate func(context.Context, *pgxpool.Pool) (bool, error)
 		migrate  func(ctx context.Context, databaseURL string) error
-	}{{warehouse.UpToDate, warehouse.Migrate}, {pginbox.UpToDate, pginbox.Migrate}} {
+	}
+	var needed []tables
+	if p.consumes() {
+		needed = append(needed, tables{warehouse.UpToDate, warehouse.Migrate}, tables{pginbox.UpToDate, pginbox.Migrate})
+	}
+	if p.hasOutbox() {
+		needed = append(needed, tables{outbox.UpToDate, outbox.Migrate})
+	}
+	for _, tables := range needed {
 		done, err := tables.upToDate(looking, pool)
 		if err != nil {
 			return err

@@ -72,6 +72,7 @@ var catalogue = []Fault{
 	apiKilled,
 	responseDropped,
 	keyExpired,
+	relayKilled,
 }
 
 // All returns every fault, in the order in which they are shown.

@@ -22,6 +22,7 @@ var catalogue = []Lane{
 	offsetsAsync,
 	inboxShareGroup,
 	inboxDirectProduce,
+	inboxOutbox,
 	inboxHTTP,
 	inboxHTTPKey,
 	kafkaAtLeastOnce,

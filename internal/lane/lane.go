@@ -43,6 +43,9 @@ type Lane struct {
 	Transactional bool
 	// Asynchronous says that it commits without waiting for its WAL to be on disk.
 	Asynchronous bool
+	// Outbox says that what it publishes goes through an outbox: it is not done with an
+	// event before the relay is.
+	Outbox bool
 	// Forgets says what it keeps of an event that is done, and what is removed some
 	// day; "" where it keeps nothing that is.
 	Forgets Memory

@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 
 	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/outbox"
 )
 
 // poll is how often something is looked at that nobody tells of.
@@ -120,7 +121,25 @@ func (s *Stage) consumed(ctx context.Context, group string) (bool, error) {
 	if len(behind) > 0 {
 		return false, fmt.Errorf("of topic %s, by partition, so many records are not consumed: %v", s.Input, behind)
 	}
+	if err != nil || !s.Lane.Outbox {
+		return err == nil, err
+	}
+	unpublished, err := s.unpublished(ctx)
+	if unpublished > 0 {
+		return false, fmt.Errorf("%d rows of the outbox are not published", unpublished)
+	}
 	return err == nil, err
+}
+
+// unpublished counts the rows that are pending in the lane's outbox.
+func (s *Stage) unpublished(ctx context.Context) (int64, error) {
+	conn, err := pgx.Connect(ctx, s.DatabaseURL)
+	if err != nil {
+		return 0, fmt.Errorf("look into the outbox: %w", err)
+	}
+	defer conn.Close(ctx)
+	backlog, err := outbox.ReadBacklog(ctx, conn)
+	return backlog.Pending, err
 }
 
 // Pending counts the records that are not consumed yet, by the lane's own account. It
