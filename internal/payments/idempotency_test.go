@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -245,8 +246,7 @@ func TestManyReplaysAtOnce(t *testing.T) {
 	}
 }
 
-// What was refused before the work began is not kept (Stripe: "If incoming parameters
-// fail validation …, we don't save the idempotent result"): the key is still new.
+// What was refused before the work began is not kept: the key is still new.
 func TestValidationErrorsAreNotKept(t *testing.T) {
 	a := newAPI(t)
 	for _, body := range []string{"amount=0&currency=eur", "currency=eur", "amount=1", "nonsense=1", good + "&nonsense=1", "%zz"} {
@@ -351,18 +351,25 @@ func TestARowWithoutAnAnswer(t *testing.T) {
 func TestAClientThatHangsUp(t *testing.T) {
 	g := newGate(payments.Claimed)
 	a := newAPI(t, func(o *payments.Options) { o.Hook = g.hook; o.Stall = patience })
+	noticed := make(chan struct{})
+	listening := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		context.AfterFunc(r.Context(), func() { close(noticed) })
+		a.server.ServeHTTP(w, r)
+	}))
+	t.Cleanup(listening.Close)
 	ctx, hangUp := context.WithCancel(t.Context())
 	gone := make(chan error, 1)
 	go func() {
-		_, err := a.try(ctx, http.MethodPost, "/v1/charges", good, idempotencyKey, "k")
+		_, err := newClient(t, listening.URL).try(ctx, http.MethodPost, "/v1/charges", good, idempotencyKey, "k")
 		gone <- err
 	}()
 	<-g.reached
 	hangUp()
 	require.ErrorIs(t, <-gone, context.Canceled)
+	<-noticed
 	close(g.opened)
-	require.Eventually(t, func() bool { return a.charge("k").replayed() }, patience, 5*time.Millisecond)
-	require.Len(t, a.ledger(), 1)
+	require.Eventually(t, func() bool { return a.count("ledger") == 1 }, patience, 5*time.Millisecond)
+	require.True(t, a.charge("k").replayed())
 }
 
 func TestPurge(t *testing.T) {
