@@ -16,6 +16,7 @@ import (
 )
 
 func TestARetryGetsTheFirstAnswer(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	first := a.charge("k1")
 	require.Equal(t, http.StatusOK, first.status, first.body)
@@ -39,6 +40,7 @@ func TestARetryGetsTheFirstAnswer(t *testing.T) {
 }
 
 func TestWithoutAKeyEveryRequestIsDone(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	for range 3 {
 		r := a.post("/v1/charges", good)
@@ -51,6 +53,7 @@ func TestWithoutAKeyEveryRequestIsDone(t *testing.T) {
 }
 
 func TestTwoClientsMayUseTheSameKey(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	require.False(t, a.charge("k").replayed())
 	require.False(t, a.as(otherSecret).charge("k").replayed())
@@ -60,6 +63,7 @@ func TestTwoClientsMayUseTheSameKey(t *testing.T) {
 }
 
 func TestAKeyIsForOneRequest(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	first := a.charge("k")
 	for name, other := range map[string]reply{
@@ -81,6 +85,7 @@ func TestAKeyIsForOneRequest(t *testing.T) {
 
 // Names and values are not run together: what moves over a border is another request.
 func TestTheFingerprintKnowsWhereAParameterEnds(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	body := func(key, value string) string { return "amount=1&currency=eur&metadata[" + key + "]=" + value }
 	require.Equal(t, http.StatusOK, a.post("/v1/charges", body("ab", "c"), idempotencyKey, "k").status)
@@ -88,6 +93,7 @@ func TestTheFingerprintKnowsWhereAParameterEnds(t *testing.T) {
 }
 
 func TestKeysThatAreRefused(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	for name, key := range map[string]string{
 		"empty":          "",
@@ -119,6 +125,7 @@ func TestKeysThatAreRefused(t *testing.T) {
 // While the first request is at work, a retry is told so and does not wait: this test
 // would hang if it did. It makes no difference which server the retry comes to.
 func TestARetryInFlight(t *testing.T) {
+	t.Parallel()
 	for _, step := range []payments.Step{payments.Claimed, payments.Charged} {
 		t.Run(string(step), func(t *testing.T) {
 			address := database(t)
@@ -151,6 +158,7 @@ func TestARetryInFlight(t *testing.T) {
 
 // Another schema of the same database is another API, with keys of its own.
 func TestKeysInFlightInAnotherSchema(t *testing.T) {
+	t.Parallel()
 	g := newGate(payments.Claimed)
 	a := newAPI(t, func(o *payments.Options) { o.Hook = g.hook; o.Stall = patience })
 	first := a.later("k")
@@ -163,6 +171,7 @@ func TestKeysInFlightInAnotherSchema(t *testing.T) {
 // A server that stands still in the middle of a request holds its key no longer than
 // it may, and what it does when it wakes up has no effect.
 func TestAServerThatStandsStill(t *testing.T) {
+	t.Parallel()
 	for _, step := range []payments.Step{payments.Claimed, payments.Charged} {
 		t.Run(string(step), func(t *testing.T) {
 			g := newGate(step)
@@ -189,6 +198,7 @@ func TestAServerThatStandsStill(t *testing.T) {
 }
 
 func TestFiftyAtOnceWithOneKey(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	const requests = 50
 	replies := make([]reply, requests)
@@ -230,6 +240,7 @@ func TestFiftyAtOnceWithOneKey(t *testing.T) {
 
 // Retries of a request that was answered don't keep each other from the answer.
 func TestManyReplaysAtOnce(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	first := a.charge("k")
 	var all sync.WaitGroup
@@ -248,6 +259,7 @@ func TestManyReplaysAtOnce(t *testing.T) {
 
 // What was refused before the work began is not kept: the key is still new.
 func TestValidationErrorsAreNotKept(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	for _, body := range []string{"amount=0&currency=eur", "currency=eur", "amount=1", "nonsense=1", good + "&nonsense=1", "%zz"} {
 		r := a.post("/v1/charges", body, idempotencyKey, "k")
@@ -262,6 +274,7 @@ func TestValidationErrorsAreNotKept(t *testing.T) {
 
 // What the work itself ends with is kept, also if it is a refusal.
 func TestDeclinesAreKept(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	declined := strings.Replace(good, "tok_visa", "tok_chargeDeclined", 1)
 	first := a.post("/v1/charges", declined, idempotencyKey, "k")
@@ -283,6 +296,7 @@ func TestDeclinesAreKept(t *testing.T) {
 
 // A failure of the server's own takes the key back with the work.
 func TestFailuresAreNotKept(t *testing.T) {
+	t.Parallel()
 	for _, step := range []payments.Step{payments.Received, payments.Claimed, payments.Charged} {
 		fails := true
 		a := newAPI(t, func(o *payments.Options) {
@@ -307,6 +321,7 @@ func TestFailuresAreNotKept(t *testing.T) {
 
 // A failure after the commit is a lost answer.
 func TestAFailureAfterTheCommit(t *testing.T) {
+	t.Parallel()
 	fails := true
 	a := newAPI(t, func(o *payments.Options) {
 		o.Hook = func(_ context.Context, p payments.Passage) error {
@@ -322,6 +337,7 @@ func TestAFailureAfterTheCommit(t *testing.T) {
 }
 
 func TestAnExpiredKeyIsNewBeforeThePurge(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	first := a.charge("k")
 	a.exec(`UPDATE idempotency_keys SET created_at = now() - interval '23 hours 59 minutes'`)
@@ -341,6 +357,7 @@ func TestAnExpiredKeyIsNewBeforeThePurge(t *testing.T) {
 // No path of this server leaves such a row behind; if somebody else does, it stands
 // in nobody's way.
 func TestARowWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	a.exec(`INSERT INTO idempotency_keys (client_id, idem_key, request_hash) VALUES ('shop', 'k', 'x')`)
 	require.Equal(t, http.StatusOK, a.charge("k").status)
@@ -349,6 +366,7 @@ func TestARowWithoutAnAnswer(t *testing.T) {
 
 // A client that hangs up does not undo what it has asked for.
 func TestAClientThatHangsUp(t *testing.T) {
+	t.Parallel()
 	g := newGate(payments.Claimed)
 	a := newAPI(t, func(o *payments.Options) { o.Hook = g.hook; o.Stall = patience })
 	noticed := make(chan struct{})
@@ -373,6 +391,7 @@ func TestAClientThatHangsUp(t *testing.T) {
 }
 
 func TestPurge(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	a.exec(`INSERT INTO idempotency_keys (client_id, idem_key, request_hash, status, headers, body, created_at)
 SELECT 'shop', 'old' || i, 'x', 200, '{}', '', now() - interval '24 hours' FROM generate_series(1, 2500) i`)

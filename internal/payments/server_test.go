@@ -20,6 +20,7 @@ import (
 )
 
 func TestACharge(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	made := a.post("/v1/charges", good+"&description=two+%26+a+half")
 	require.Equal(t, http.StatusOK, made.status, made.body)
@@ -49,6 +50,7 @@ func TestACharge(t *testing.T) {
 }
 
 func TestAnEmail(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	const body = "to=kim%40example.com&subject=Paid&text=Thank+you&metadata[event_id]=evt_1"
 	sent := a.post("/v1/emails", body, idempotencyKey, "evt_1/email")
@@ -69,6 +71,7 @@ func TestAnEmail(t *testing.T) {
 }
 
 func TestRequestsThatAreRefused(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	const form = "application/x-www-form-urlencoded"
 	var tooMany strings.Builder
@@ -135,6 +138,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 }
 
 func TestWhoIsLetIn(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
 	for _, authorization := range []string{"", "Bearer", "Bearer ", "Bearer sk_test_nobody", shopSecret, "Basic " + shopSecret, "Bearer " + shopSecret + "x"} {
 		for method, path := range map[string]string{http.MethodPost: "/v1/charges", http.MethodGet: "/v1/charges/ch_1"} {
@@ -148,6 +152,7 @@ func TestWhoIsLetIn(t *testing.T) {
 }
 
 func TestParseSecrets(t *testing.T) {
+	t.Parallel()
 	for given, want := range map[string]string{
 		"":                           "entry 1 is not client=secret; write client=secret,client2=secret2",
 		"sk_test_s3cret":             "entry 1 is not client=secret; write client=secret,client2=secret2",
@@ -168,6 +173,7 @@ func TestParseSecrets(t *testing.T) {
 
 // No secret, and nothing of what a request is about, is told to anyone.
 func TestSecretsAreNotTold(t *testing.T) {
+	t.Parallel()
 	fails := atomic.Bool{}
 	a := newAPI(t, func(o *payments.Options) {
 		o.Hook = func(context.Context, payments.Passage) error {
@@ -203,6 +209,7 @@ func TestSecretsAreNotTold(t *testing.T) {
 }
 
 func TestFailRate(t *testing.T) {
+	t.Parallel()
 	ran := func(seed uint64) (failed []bool) {
 		a := newAPI(t, func(o *payments.Options) { o.Network = payments.Network{FailRate: 0.5, Seed: seed} })
 		for i := range 20 {
@@ -227,6 +234,7 @@ func TestFailRate(t *testing.T) {
 }
 
 func TestDropResponseRate(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t, func(o *payments.Options) { o.Network = payments.Network{DropResponseRate: 0.5, Seed: 1} })
 	dropped := 0
 	for i := range 20 {
@@ -252,6 +260,7 @@ func TestDropResponseRate(t *testing.T) {
 }
 
 func TestLatencyIsInFlight(t *testing.T) {
+	t.Parallel()
 	claimed := make(chan struct{}, 1)
 	a := newAPI(t, func(o *payments.Options) {
 		o.Network.Latency = 2 * time.Second
@@ -271,6 +280,7 @@ func TestLatencyIsInFlight(t *testing.T) {
 }
 
 func TestSteps(t *testing.T) {
+	t.Parallel()
 	var passed []payments.Passage
 	a := newAPI(t, func(o *payments.Options) {
 		o.Hook = func(_ context.Context, p payments.Passage) error {
@@ -307,6 +317,7 @@ func TestSteps(t *testing.T) {
 }
 
 func TestPostgresIsAway(t *testing.T) {
+	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says a word
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = silent.Close() })
@@ -334,6 +345,7 @@ func TestPostgresIsAway(t *testing.T) {
 
 // A database that loses its connections is asked again by the retry.
 func TestConnectionsAreLost(t *testing.T) {
+	t.Parallel()
 	address := database(t)
 	steps := []payments.Step{payments.Claimed, payments.Charged}
 	for _, step := range steps {
@@ -362,6 +374,7 @@ AND pid IN (SELECT pid FROM pg_locks WHERE relation = 'idempotency_keys'::regcla
 }
 
 func TestNewServerRefuses(t *testing.T) {
+	t.Parallel()
 	for want, o := range map[string]payments.Options{
 		"payments: there is no client: no request could be let in":        {},
 		"payments: retention is -1ns, must not be negative":               {Secrets: secrets(t), Retention: -1},
@@ -376,6 +389,7 @@ func TestNewServerRefuses(t *testing.T) {
 }
 
 func TestMigrateAgain(t *testing.T) {
+	t.Parallel()
 	address := database(t)
 	pool := connect(t, address)
 	require.NoError(t, payments.Migrate(t.Context(), address))
@@ -396,6 +410,7 @@ func TestMigrateAgain(t *testing.T) {
 }
 
 func TestMigrateTellsNoPassword(t *testing.T) {
+	t.Parallel()
 	for _, address := range []string{"postgres://u:s3cret@127.0.0.1:1/db", "postgres://u:s3cret@127.0.0.1:port/db"} {
 		err := payments.Migrate(t.Context(), address)
 		require.ErrorContains(t, err, "payments: migrate")
