@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -222,7 +223,7 @@ func (b *logBuffer) String() string {
 // opened.
 type gate struct {
 	step    payments.Step
-	once    sync.Once
+	taken   atomic.Bool // not a sync.Once, which would hold the others, too
 	reached chan struct{}
 	opened  chan struct{}
 }
@@ -232,11 +233,9 @@ func newGate(step payments.Step) *gate {
 }
 
 func (g *gate) hook(_ context.Context, p payments.Passage) error {
-	if p.Step == g.step {
-		g.once.Do(func() {
-			close(g.reached)
-			<-g.opened
-		})
+	if p.Step == g.step && g.taken.CompareAndSwap(false, true) {
+		close(g.reached)
+		<-g.opened
 	}
 	return nil
 }
