@@ -15,13 +15,13 @@ const purgeRows = 10_000
 // index entries that it left behind.
 const purge = `
 WITH old AS (
-	SELECT id FROM outbox
+	SELECT ctid FROM outbox
 	WHERE published_at >= $1 AND published_at < $2
 	ORDER BY published_at
 	LIMIT $3
 	FOR UPDATE SKIP LOCKED
 ), purged AS (
-	DELETE FROM outbox WHERE id = ANY (ARRAY(SELECT id FROM old))
+	DELETE FROM outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM old))
 	RETURNING published_at
 )
 SELECT count(*), max(published_at) FROM purged`

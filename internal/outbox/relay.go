@@ -26,8 +26,8 @@ type Options struct {
 	// BatchRows is how many rows are published and stamped together, at most; the
 	// default is 1,000, the limit 10,000.
 	BatchRows int
-	// BatchBytes is about how large their values are together, at most, unless it is a
-	// single row; the default is 16 MiB.
+	// BatchBytes is about how large their values are together, at most, unless a single
+	// row is larger; the default is 16 MiB.
 	BatchBytes int64
 	// PublishTimeout bounds how long the rows of a batch are published for. What is not
 	// acknowledged by then is published again. The default is 10 s.

@@ -18,7 +18,8 @@ const (
 
 // row is a pending row of the outbox.
 type row struct {
-	id int64
+	shard int16
+	id    int64
 	Message
 }
 
@@ -47,34 +48,38 @@ LIMIT $3
 FOR UPDATE SKIP LOCKED`
 
 // pending reads the first rows of each shard in the order of their ids: so many rows
-// and bytes in all, and one row at least.
+// and bytes of each, and one row at least. Each shard has its share, so that none waits
+// for another that is always full.
 //
 // Pending is what has no stamp, and not what comes after the last row that was seen:
 // ids are drawn when rows are inserted, and a lower one may be committed later.
 const pending = `
-SELECT o.id, o.event_id, o.topic, o.record_key, o.record_value, o.header_names, o.header_values, o.record_time
+SELECT shard, id, event_id, topic, record_key, record_value, header_names, header_values, record_time
 FROM (
-	SELECT p.id, row_number() OVER taken AS n, sum(p.bytes) OVER taken AS bytes
-	FROM unnest($1::smallint[]) WITH ORDINALITY AS s (shard, place)
+	SELECT p.shard, p.id, row_number() OVER share AS n, sum(p.bytes) OVER share AS bytes
+	FROM unnest($1::smallint[]) AS s (shard)
 	CROSS JOIN LATERAL (
-		SELECT id, coalesce(octet_length(record_value), 0) AS bytes
+		SELECT shard, id, coalesce(octet_length(record_value), 0) AS bytes
 		FROM outbox
 		WHERE shard = s.shard AND published_at IS NULL AND refused_at IS NULL AND topic <> ALL ($2::text[])
 		ORDER BY id
 		LIMIT $3
 	) AS p
-	WINDOW taken AS (ORDER BY s.place, p.id ROWS UNBOUNDED PRECEDING)
-) AS taken
-JOIN outbox AS o USING (id)
-WHERE taken.n = 1 OR taken.n <= $3 AND taken.bytes <= $4
-ORDER BY o.id`
+	WINDOW share AS (PARTITION BY p.shard ORDER BY p.id)
+) AS first
+JOIN outbox USING (shard, id)
+WHERE n = 1 OR bytes <= $4
+ORDER BY id`
 
 const (
-	stamp  = `UPDATE outbox SET published_at = clock_timestamp() WHERE id = ANY ($1::bigint[])`
+	stamp = `
+UPDATE outbox SET published_at = clock_timestamp()
+FROM unnest($1::smallint[], $2::bigint[]) AS r (shard, id)
+WHERE outbox.shard = r.shard AND outbox.id = r.id`
 	refuse = `
 UPDATE outbox SET refused_at = clock_timestamp(), refusal = r.refusal
-FROM unnest($1::bigint[], $2::text[]) AS r (id, refusal)
-WHERE outbox.id = r.id`
+FROM unnest($1::smallint[], $2::bigint[], $3::text[]) AS r (shard, id, refusal)
+WHERE outbox.shard = r.shard AND outbox.id = r.id`
 )
 
 // run is one wave. It says whether it had anything to do: there may be more.
@@ -124,7 +129,7 @@ func (w *wave) claim(ctx context.Context, tx pgx.Tx) ([]row, error) {
 	}
 	held := w.publisher.held()
 	// An error of a query is in its rows, too.
-	found, _ := tx.Query(ctx, claim, w.first, held, shardsAtOnce)
+	found, _ := tx.Query(ctx, claim, w.first, held, min(shardsAtOnce, o.BatchRows))
 	claimed, err := pgx.CollectRows(found, pgx.RowTo[int16])
 	if err != nil {
 		return nil, fmt.Errorf("claim shards: %w", err)
@@ -133,7 +138,7 @@ func (w *wave) claim(ctx context.Context, tx pgx.Tx) ([]row, error) {
 		return nil, nil
 	}
 	w.next = (int(claimed[len(claimed)-1]) + 1) % shards
-	found, _ = tx.Query(ctx, pending, claimed, held, o.BatchRows, o.BatchBytes)
+	found, _ = tx.Query(ctx, pending, claimed, held, o.BatchRows/len(claimed), o.BatchBytes/int64(len(claimed)))
 	rows, err := pgx.CollectRows(found, scan)
 	if err != nil {
 		return nil, fmt.Errorf("read pending rows: %w", err)
@@ -149,7 +154,7 @@ func scan(found pgx.CollectableRow) (row, error) {
 		at            *time.Time
 	)
 	r.Record = &kgo.Record{}
-	if err := found.Scan(&r.id, &eventID, &r.Record.Topic, &r.Record.Key, &r.Record.Value, &names, &values, &at); err != nil {
+	if err := found.Scan(&r.shard, &r.id, &eventID, &r.Record.Topic, &r.Record.Key, &r.Record.Value, &names, &values, &at); err != nil {
 		return r, err
 	}
 	if len(names) != len(values) {
@@ -167,20 +172,23 @@ func scan(found pgx.CollectableRow) (row, error) {
 
 func (w *wave) stamp(ctx context.Context, tx pgx.Tx, published []row, refused []refusal) error {
 	if len(published) > 0 {
-		ids := make([]int64, len(published))
-		for i, r := range published {
-			ids[i] = r.id
+		var shards []int16
+		var ids []int64
+		for _, r := range published {
+			shards, ids = append(shards, r.shard), append(ids, r.id)
 		}
-		if _, err := tx.Exec(ctx, stamp, ids); err != nil {
+		if _, err := tx.Exec(ctx, stamp, shards, ids); err != nil {
 			return fmt.Errorf("stamp %d rows as published: %w", len(published), err)
 		}
 	}
 	if len(refused) > 0 {
-		ids, causes := make([]int64, len(refused)), make([]string, len(refused))
-		for i, r := range refused {
-			ids[i], causes[i] = r.id, r.cause.Error()
+		var shards []int16
+		var ids []int64
+		var causes []string
+		for _, r := range refused {
+			shards, ids, causes = append(shards, r.shard), append(ids, r.id), append(causes, r.cause.Error())
 		}
-		if _, err := tx.Exec(ctx, refuse, ids, causes); err != nil {
+		if _, err := tx.Exec(ctx, refuse, shards, ids, causes); err != nil {
 			return fmt.Errorf("stamp %d rows as refused: %w", len(refused), err)
 		}
 	}

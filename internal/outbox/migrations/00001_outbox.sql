@@ -5,7 +5,7 @@
 -- any bytes, NUL included, in its header names too, so everything of the record's own
 -- is bytea.
 CREATE TABLE outbox (
-    id            bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id            bigint      NOT NULL GENERATED ALWAYS AS IDENTITY,
     -- Rows of one key are in one shard. Computed here, so that whoever writes a row,
     -- in whatever language, gets the same. Without a key there is no order to keep.
     shard         smallint    NOT NULL GENERATED ALWAYS AS ((get_byte(sha256(coalesce(record_key, event_id)), 0) % 32)::smallint) STORED,
@@ -20,6 +20,9 @@ CREATE TABLE outbox (
     published_at  timestamptz,
     refused_at    timestamptz,
     refusal       text,                 -- why
+    -- Not the id alone: in that index the planner would look for a shard's first pending
+    -- rows, and walk over all that are published.
+    PRIMARY KEY (shard, id),
     CONSTRAINT outbox_topic CHECK (topic ~ '^[a-zA-Z0-9._-]{1,249}$' AND topic NOT IN ('.', '..'))
 );
 
