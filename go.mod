@@ -13,6 +13,7 @@ require (
 	github.com/pressly/goose/v3 v3.30.0
 	github.com/spf13/cobra v1.10.2
 	github.com/stretchr/testify v1.12.1
+	github.com/stripe/stripe-go/v85 v85.0.0
 	github.com/twmb/franz-go v1.22.3
 	github.com/twmb/franz-go/pkg/kadm v1.20.0
 	github.com/twmb/franz-go/pkg/kfake v0.0.0-20260918054303-01f206a7e32c
@@ -23,8 +24,7 @@ require (
 	golang.org/x/text v0.44.0
 )
 
-require github.com/sony/gobreaker/v2 v2.4.0 // indirect
-require github.com/stripe/stripe-go/v85 v85.0.0 // indirect
+require github.com/sony/gobreaker/v2 v2.4.0
 
 require (
 	github.com/VividCortex/ewma v1.2.0 // indirect
