@@ -23,6 +23,8 @@ require (
 	golang.org/x/text v0.44.0
 )
 
+require github.com/stripe/stripe-go/v85 v85.0.0 // indirect
+
 require (
 	github.com/VividCortex/ewma v1.2.0 // indirect
 	github.com/acarl005/stripansi v0.0.0-20180116102854-5a71ef0e047d // indirect

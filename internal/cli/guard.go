@@ -51,6 +51,7 @@ func (p *inboxPipeline) keepsOffsets() bool { return p.guard == guardOffsets || 
 // check refuses flags that mean nothing, alone or together: what is typed and has no
 // effect would be taken for what was tried. given says whether a flag was typed.
 func (p *inboxPipeline) check(given func(flag string) bool) error {
+	p.withoutKafka = p.source == sourceWebhook
 	if err := p.complete(); err != nil {
 		return err
 	}
@@ -61,8 +62,8 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 		broken bool
 		says   string
 	}{
-		{p.source != sourceGroup && p.source != sourceShareGroup,
-			fmt.Sprintf("--source is %q, must be %s or %s", p.source, sourceGroup, sourceShareGroup)},
+		{p.source != sourceGroup && p.source != sourceShareGroup && p.source != sourceWebhook,
+			fmt.Sprintf("--source is %q, must be %s, %s or %s", p.source, sourceGroup, sourceShareGroup, sourceWebhook)},
 		{p.publish != publishNothing && p.publish != publishDirect,
 			fmt.Sprintf("--publish is %q, must be %s or %s", p.publish, publishNothing, publishDirect)},
 		{p.batchSize < 1,
@@ -98,6 +99,9 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 		}
 	}
 	p.shareGroup = p.source == sourceShareGroup
+	if err := p.checkWebhook(given); err != nil {
+		return err
+	}
 	if err := p.purgePolicy().Validate(); err != nil {
 		return Usage(err)
 	}

@@ -1,0 +1,52 @@
+package webhook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+const (
+	// readHeaderTimeout and readTimeout bound how long a request may take to arrive, and
+	// writeTime how long its answer may take to leave.
+	readHeaderTimeout = 5 * time.Second
+	readTimeout       = 10 * time.Second
+	writeTime         = 5 * time.Second
+	// idleTimeout is how long a connection may stay without a request.
+	idleTimeout = 2 * time.Minute
+	// maxHeader is the size of the largest header in bytes.
+	maxHeader = 16 << 10
+)
+
+// Serve answers the requests that come to a listener until ctx ends. Then it takes no
+// more, finishes those that it has in hand, and returns nil.
+func (r *Receiver) Serve(ctx context.Context, listener net.Listener) error {
+	server := &http.Server{
+		Handler:           r,
+		ReadHeaderTimeout: readHeaderTimeout,
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      readTimeout + r.options.Patience + writeTime, // from the end of the header on
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(r.options.Logger.Handler(), slog.LevelWarn),
+	}
+	ended := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		grace, cancel := context.WithTimeout(context.Background(), server.WriteTimeout)
+		defer cancel()
+		ended <- server.Shutdown(grace)
+	})
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("webhook: serve at %s: %w", listener.Addr(), err)
+	}
+	if err := <-ended; err != nil {
+		r.options.Logger.Warn("requests are cut off; the sender sends them again", "cause", err)
+		_ = server.Close()
+	}
+	return nil
+}
