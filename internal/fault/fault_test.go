@@ -48,7 +48,7 @@ var (
 	// shows have something to show, in the order in which they are asked.
 	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres"}
 	// hold survive everything.
-	hold = []string{"inbox", "inbox + offsets", "inbox on a share group", "kafka eos"}
+	hold = []string{"inbox", "inbox + offsets", "inbox on a share group", "inbox behind a webhook", "kafka eos"}
 )
 
 // chosen returns the first lane that exists to show the fault, and those that hold.

@@ -84,7 +84,7 @@ func Quick(cells []Cell, s *sandbox.Services) []Cell {
 // which are to survive everything that is theirs to survive.
 func (c Cell) reference() bool {
 	switch c.Lane.Name {
-	case "inbox", "inbox + offsets", "inbox on a share group", "kafka eos":
+	case "inbox", "inbox + offsets", "inbox on a share group", "inbox behind a webhook", "kafka eos":
 		return true
 	}
 	return false
