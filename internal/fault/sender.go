@@ -27,7 +27,7 @@ var senderRetries = Fault{
 	Inject: func(ctx context.Context, s *stage.Stage) error {
 		var members []*stage.Member
 		for instance := range 2 {
-			m, err := s.Enter(stage.Entry{Instance: instance})
+			m, err := s.Enter(stage.Entry{Instance: instance, Args: []string{"--answer-within=20s"}})
 			if err != nil {
 				return err
 			}

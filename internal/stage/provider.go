@@ -24,8 +24,9 @@ const (
 	// senders is how many webhooks are under way at the same time.
 	senders = 2 * Batch
 	// senderTimeout is how long a sender waits for an answer, unless a fault says
-	// otherwise.
+	// otherwise, and answerWithin how long a member takes for it at most.
 	senderTimeout = 2 * time.Second
+	answerWithin  = 1500 * time.Millisecond
 )
 
 // provider publishes events by webhook: in the background, each until a member says
@@ -130,7 +131,7 @@ func (p *provider) close() error {
 
 // args and env are what a member needs to be an instance that webhooks reach.
 func (p *provider) args(instance int) []string {
-	return []string{"--listen=" + p.addresses[instance], fmt.Sprintf("--instance=%d", instance)}
+	return []string{"--listen=" + p.addresses[instance], "--answer-within=" + answerWithin.String(), fmt.Sprintf("--instance=%d", instance)}
 }
 
 func (p *provider) env() []string {

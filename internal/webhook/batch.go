@@ -33,12 +33,12 @@ func (r *Receiver) enter(d *delivery) {
 	r.waiting = append(r.waiting, d)
 	if r.batches < maxBatches {
 		r.batches++
-		go r.work()
+		r.work.Go(r.processAll)
 	}
 }
 
-// work processes batches until nothing waits.
-func (r *Receiver) work() {
+// processAll processes batches until nothing waits.
+func (r *Receiver) processAll() {
 	for batch := r.take(); len(batch) > 0; batch = r.take() {
 		err := r.process(batch)
 		for _, d := range batch {

@@ -93,6 +93,7 @@ type Receiver struct {
 	mu      sync.Mutex
 	waiting []*delivery // for a batch, the longest first
 	batches int         // in Process
+	work    sync.WaitGroup
 }
 
 // delivery is one event with the request that waits for it.
@@ -141,6 +142,10 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	event, err := r.serve(w, req)
 	if err == nil {
 		r.answer(w, req, event)
+		return
+	}
+	if req.Context().Err() != nil {
+		r.options.Logger.Info("a sender did not wait for the answer; the event comes again", "event", event.ID, "from", req.RemoteAddr)
 		return
 	}
 	r.options.Logger.Warn("a request was refused", "event", event.ID, "from", req.RemoteAddr, "cause", err)

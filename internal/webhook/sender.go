@@ -17,8 +17,9 @@ import (
 
 // SenderOptions say where events are sent, and how patiently.
 type SenderOptions struct {
-	// URLs are those of the receivers. They are asked in turn, as by a load balancer: a
-	// second attempt goes to the next.
+	// URLs are those of the receivers. They are asked in turn, as by a load balancer: an
+	// event begins with the one after that of the event before, and its next attempt goes
+	// to the next.
 	URLs []string
 	// Scheme and Secret sign. Scheme None takes no secret.
 	Scheme Scheme
@@ -50,7 +51,7 @@ type Sender struct {
 	options SenderOptions
 	urls    []*url.URL
 	client  *http.Client
-	next    atomic.Uint64 // whose turn it is
+	turn    atomic.Uint64 // whose it is to begin with
 }
 
 // NewSender returns a sender. An error says what is wrong with the options.
@@ -104,9 +105,12 @@ var ErrRefused = errors.New("refused")
 func (s *Sender) Send(ctx context.Context, id string, body []byte) error {
 	pauses := backoff.NewExponentialBackOff()
 	pauses.InitialInterval, pauses.Multiplier, pauses.MaxInterval = s.options.FirstPause, 2, s.options.MaxPause
+	turn := s.turn.Add(1)
 	var last error
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		last = s.attempt(ctx, id, body)
+		to := s.urls[turn%uint64(len(s.urls))]
+		turn++
+		last = s.attempt(ctx, to, id, body)
 		return struct{}{}, last
 	}, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(0))
 	if err == nil {
@@ -118,9 +122,8 @@ func (s *Sender) Send(ctx context.Context, id string, body []byte) error {
 	return fmt.Errorf("send event %s: %w", id, err)
 }
 
-// attempt sends it once, to the receiver whose turn it is.
-func (s *Sender) attempt(ctx context.Context, id string, body []byte) error {
-	to := s.urls[(s.next.Add(1)-1)%uint64(len(s.urls))]
+// attempt sends it once.
+func (s *Sender) attempt(ctx context.Context, to *url.URL, id string, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, to.String(), bytes.NewReader(body))
 	if err != nil {
 		return backoff.Permanent(err)

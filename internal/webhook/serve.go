@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -25,6 +26,7 @@ const (
 // Serve answers the requests that come to a listener until ctx ends. Then it takes no
 // more, finishes those that it has in hand, and returns nil.
 func (r *Receiver) Serve(ctx context.Context, listener net.Listener) error {
+	unused := unusedConnections{open: make(map[net.Conn]bool)}
 	server := &http.Server{
 		Handler:           r,
 		ReadHeaderTimeout: readHeaderTimeout,
@@ -32,12 +34,14 @@ func (r *Receiver) Serve(ctx context.Context, listener net.Listener) error {
 		WriteTimeout:      readTimeout + r.options.Patience + writeTime, // from the end of the header on
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
+		ConnState:         unused.changed,
 		ErrorLog:          slog.NewLogLogger(r.options.Logger.Handler(), slog.LevelWarn),
 	}
 	ended := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		grace, cancel := context.WithTimeout(context.Background(), server.WriteTimeout)
 		defer cancel()
+		unused.close()
 		ended <- server.Shutdown(grace)
 	})
 	defer stop()
@@ -48,5 +52,38 @@ func (r *Receiver) Serve(ctx context.Context, listener net.Listener) error {
 		r.options.Logger.Warn("requests are cut off; the sender sends them again", "cause", err)
 		_ = server.Close()
 	}
+	r.work.Wait() // for what is being done although nobody waits for it any more
 	return nil
+}
+
+// unusedConnections are those on which no request has come yet, such as a load balancer
+// keeps ready. Shutdown would wait several seconds for the first one.
+type unusedConnections struct {
+	mu     sync.Mutex
+	open   map[net.Conn]bool
+	closed bool
+}
+
+// changed is a ConnState hook.
+func (u *unusedConnections) changed(conn net.Conn, state http.ConnState) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	switch {
+	case state != http.StateNew:
+		delete(u.open, conn)
+	case u.closed:
+		_ = conn.Close()
+	default:
+		u.open[conn] = true
+	}
+}
+
+// close closes them, and those that come.
+func (u *unusedConnections) close() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.closed = true
+	for conn := range u.open {
+		_ = conn.Close()
+	}
 }
