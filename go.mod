@@ -11,6 +11,7 @@ require (
 	github.com/jedib0t/go-pretty/v6 v6.8.3
 	github.com/moby/sys/reexec v0.1.0
 	github.com/pressly/goose/v3 v3.30.0
+	github.com/sony/gobreaker/v2 v2.4.0
 	github.com/spf13/cobra v1.10.2
 	github.com/stretchr/testify v1.12.1
 	github.com/stripe/stripe-go/v85 v85.0.0
@@ -23,8 +24,6 @@ require (
 	golang.org/x/term v0.48.0
 	golang.org/x/text v0.44.0
 )
-
-require github.com/sony/gobreaker/v2 v2.4.0
 
 require (
 	github.com/VividCortex/ewma v1.2.0 // indirect

@@ -51,6 +51,7 @@ func (p *inboxPipeline) keepsOffsets() bool { return p.guard == guardOffsets || 
 // check refuses flags that mean nothing, alone or together: what is typed and has no
 // effect would be taken for what was tried. given says whether a flag was typed.
 func (p *inboxPipeline) check(given func(flag string) bool) error {
+	p.withoutKafka = p.source == sourceWebhook
 	if err := p.complete(); err != nil {
 		return err
 	}
@@ -64,8 +65,6 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 		broken bool
 		says   string
 	}{
-		{p.source != sourceGroup && p.source != sourceShareGroup,
-			fmt.Sprintf("--source is %q, must be %s or %s", p.source, sourceGroup, sourceShareGroup)},
 		{p.calls.payments() && p.shortcut() && p.guard != string(shortcut.None),
 			fmt.Sprintf("--call=%s is for the guards %s, %s, %s and %s, not for --guard=%s", callPayments, guardInbox, guardOffsets, guardBoth, shortcut.None, p.guard)},
 		{p.calls.payments() && given(flagHandlers) && !slices.Contains(p.handlers, handlerPayment),
@@ -74,6 +73,8 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 			fmt.Sprintf("--handlers has %s, which needs --call=%s", handlerPayment, callPayments)},
 		{p.publish != publishNothing && p.publish != publishDirect && p.publish != publishOutbox,
 			fmt.Sprintf("--publish is %q, must be %s, %s or %s", p.publish, publishNothing, publishDirect, publishOutbox)},
+		{p.source != sourceGroup && p.source != sourceShareGroup && p.source != sourceWebhook,
+			fmt.Sprintf("--source is %q, must be %s, %s or %s", p.source, sourceGroup, sourceShareGroup, sourceWebhook)},
 		{p.batchSize < 1,
 			fmt.Sprintf("--batch-size is %d, must be at least 1", p.batchSize)},
 		{p.redisTTL < time.Millisecond,
@@ -113,6 +114,9 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 		p.handlers = append(p.handlers, handlerPayment)
 	}
 	p.shareGroup = p.source == sourceShareGroup
+	if err := p.checkWebhook(given); err != nil {
+		return err
+	}
 	if err := p.purgePolicy().Validate(); err != nil {
 		return Usage(err)
 	}

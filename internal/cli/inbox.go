@@ -14,6 +14,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/shortcut"
 	"github.com/delivered-twice/delivered-twice/internal/trace"
+	"github.com/delivered-twice/delivered-twice/internal/webhook"
 )
 
 // InboxPipelineName is the program's name, and the role under which another
@@ -23,6 +24,7 @@ const InboxPipelineName = "inbox-pipeline"
 const (
 	sourceGroup      = "group"
 	sourceShareGroup = "share-group"
+	sourceWebhook    = "webhook"
 
 	publishNothing = "none"
 	publishDirect  = "direct"
@@ -66,6 +68,7 @@ type inboxPipeline struct {
 	redeliveryHorizon time.Duration
 	redisURL          string
 	redisTTL          time.Duration
+	webhookFlags
 }
 
 // InboxPipeline runs the Kafka-in, Postgres pipeline and returns its exit code.
@@ -88,6 +91,9 @@ and the shortcuts:
   memory         a set of ids in the process
   select-first   a SELECT for its id before the work, and an INSERT
   redis          its id is claimed with SETNX in Redis before the work
+
+Events are records of a topic or, with --source=webhook, requests that a provider
+posts and signs; there is no Kafka then, and WEBHOOK_SECRET must be set.
 
 With --publish=direct the warehouse handler also produces a pick request to Kafka
 from inside the transaction, which does not cover it. With --publish=outbox it writes
@@ -112,7 +118,10 @@ SIGTERM finishes the batch in hand and ends it.`,
 	p.flags(cmd, InboxPipelineName, "orders.picked")
 	f := cmd.Flags()
 	f.StringVar(&p.guard, "guard", guardInbox, "what keeps an event from being done twice: "+strings.Join(guards(), ", "))
-	f.StringVar(&p.source, "source", sourceGroup, fmt.Sprintf("how the topic is consumed: as a member of a consumer %s, or of a %s (KIP-932)", sourceGroup, sourceShareGroup))
+	f.StringVar(&p.source, "source", sourceGroup, fmt.Sprintf("where events come from: the topic, as to a member of a consumer %s or of a %s (KIP-932), or a %s", sourceGroup, sourceShareGroup, sourceWebhook))
+	f.StringVar(&p.listen, flagListen, WebhookListen, "with --source=webhook: host:port to listen on; port 0 is any, and the first line on stdout says which")
+	f.StringVar(&p.signature, flagSignature, string(webhook.Stripe), "with --source=webhook: how requests are signed, with a secret from WEBHOOK_SECRET: "+schemes())
+	f.DurationVar(&p.answerWithin, flagAnswerWithin, 5*time.Second, "with --source=webhook: time after which a request whose event is not done is answered with 503; shorter than the sender waits")
 	f.StringVar(&p.retryTopic, "retry-topic", "", "with --source=share-group: where the broker moves a record that was delivered too often, to come again from there (needs dead-letter queues, KIP-1191; none: the broker drops it)")
 	f.BoolVar(&p.asyncCommit, "async-commit", false, "commit with synchronous_commit=off: a crash of Postgres takes the last commits back")
 	f.BoolVar(&p.ackAfterFlush, "ack-after-flush", false, "with --async-commit: acknowledge only what is on Postgres' disk")
@@ -222,6 +231,9 @@ func (p *inboxPipeline) steps() []string {
 	steps, byHandlers := pginbox.Steps(), []pginbox.Step{pginbox.Begun, pginbox.Inserted, pginbox.Worked, pginbox.Committed}
 	if p.shortcut() {
 		steps, byHandlers = shortcut.Steps(shortcut.Guard(p.guard)), []pginbox.Step{pginbox.Worked}
+	}
+	if p.source == sourceWebhook {
+		steps = webhookSteps(steps)
 	}
 	var names []string
 	if p.hasRelay() {

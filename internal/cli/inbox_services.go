@@ -27,7 +27,9 @@ func (p *inboxPipeline) prepare(ctx context.Context) (*pgxpool.Pool, error) {
 	}
 	var pool *pgxpool.Pool
 	services, checking := errgroup.WithContext(ctx)
-	services.Go(func() error { return p.checkKafka(checking, topics...) })
+	if !p.withoutKafka {
+		services.Go(func() error { return p.checkKafka(checking, topics...) })
+	}
 	services.Go(func() error { return p.calls.ping(checking) })
 	services.Go(func() (err error) {
 		pool, err = p.openDatabase(checking)
@@ -44,6 +46,9 @@ func (p *inboxPipeline) prepare(ctx context.Context) (*pgxpool.Pool, error) {
 // openDatabase connects to Postgres and brings the tables up to date.
 func (p *inboxPipeline) openDatabase(ctx context.Context) (*pgxpool.Pool, error) {
 	idle := p.inboxIdle()
+	if p.source == sourceWebhook {
+		idle = p.answerWithin // by then another may have been sent what this one has in hand
+	}
 	if p.shortcut() {
 		idle = 0 // whoever takes a shortcut has not thought of it
 	}

@@ -17,6 +17,9 @@ type consumer interface {
 
 // consumer returns what --source names.
 func (p *inboxPipeline) consumer(guard openGuard, pool *pgxpool.Pool, hook pginbox.Hook) (consumer, error) {
+	if p.source == sourceWebhook {
+		return p.webhook(guard, hook)
+	}
 	if p.source == sourceShareGroup {
 		c, err := pginbox.NewShareConsumer(pginbox.ShareConsumerOptions{
 			Client:     p.client(),

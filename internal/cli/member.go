@@ -42,6 +42,7 @@ type member struct {
 	maxAttempts    int
 	sessionTimeout time.Duration
 	shareGroup     bool // group is a share group (KIP-932)
+	withoutKafka   bool // events come another way
 }
 
 func (m *member) flags(cmd *cobra.Command, program, output string) {
@@ -64,7 +65,7 @@ func split(list string) []string {
 
 // complete fills in what depends on the environment, and checks.
 func (m *member) complete() error {
-	if len(m.brokers) == 0 {
+	if len(m.brokers) == 0 && !m.withoutKafka {
 		return Usage(errors.New("no Kafka brokers: set --brokers or KAFKA_BROKERS"))
 	}
 	if m.databaseURL == "" {

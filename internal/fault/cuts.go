@@ -50,8 +50,9 @@ var produceCut = Fault{
 }
 
 var offsetCommitCut = Fault{
-	Name: lane.OffsetCommitCut,
-	Says: "the connection to Kafka is cut while the acknowledgement is in flight: before it gets there, and before the answer is back",
+	Name:  lane.OffsetCommitCut,
+	Says:  "the connection to Kafka is cut while the acknowledgement is in flight: before it gets there, and before the answer is back",
+	Unfit: func(l lane.Lane, _ *sandbox.Services) string { return noKafka(l) },
 	Inject: func(ctx context.Context, s *stage.Stage) error {
 		kind := wire.OffsetCommit
 		switch {

@@ -64,6 +64,7 @@ var catalogue = []Fault{
 	publisherDuplicates,
 	publisherDuplicatesTwoInstances,
 	offsetsRewound,
+	senderRetries,
 	purged,
 	poison,
 	poisonBatch,

@@ -50,7 +50,7 @@ var (
 	// shows have something to show, in the order in which they are asked.
 	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres", "inbox + outbox", "inbox + http", "inbox + http + key"}
 	// hold survive everything.
-	hold = []string{"inbox", "inbox + offsets", "inbox on a share group", "kafka eos"}
+	hold = []string{"inbox", "inbox + offsets", "inbox on a share group", "inbox behind a webhook", "kafka eos"}
 	// call survive what is done to a third party, which is nothing to the others.
 	call = []string{"inbox + http + key", "eos + http + key"}
 )

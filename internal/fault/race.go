@@ -18,6 +18,9 @@ var race = Fault{
 		return ""
 	},
 	Inject: func(ctx context.Context, s *stage.Stage) error {
+		if s.Lane.Progress == lane.Webhooks {
+			return atOnce(ctx, s)
+		}
 		rival := s.Resources.Group(s.Group + ".rival")
 		if err := overtake(ctx, s, rival); err != nil {
 			return err
@@ -73,6 +76,38 @@ func headToHead(ctx context.Context, s *stage.Stage, rival string) error {
 	}
 	s.Struck()
 	return goOn(ctx, s, rival, rivals...)
+}
+
+// atOnce has two receivers begin with the same webhook at the same moment, and then
+// sends them more, each to both.
+func atOnce(ctx context.Context, s *stage.Stage) error {
+	var rivals []*stage.Member
+	for instance := range 2 {
+		m, err := s.Enter(stage.Entry{Instance: instance, Failpoint: s.Lane.Pauses[0] + ":1:pause"})
+		if err != nil {
+			return err
+		}
+		rivals = append(rivals, m)
+	}
+	if err := s.SendToEach(ctx, s.Draw(1)...); err != nil {
+		return err
+	}
+	for _, m := range rivals {
+		if err := s.AwaitStopped(ctx, m); err != nil {
+			return err
+		}
+	}
+	s.Struck()
+	for _, m := range rivals {
+		if err := m.Continue(); err != nil {
+			return err
+		}
+	}
+	if err := s.SendToEach(ctx, s.Draw(fewBatches)...); err != nil {
+		return err
+	}
+	s.Struck()
+	return s.AwaitConsumed(ctx)
 }
 
 // goOn lets members go on and waits until both groups have consumed everything.

@@ -16,7 +16,12 @@ var brokerRestarted = Fault{
 	Name:     lane.BrokerRestarted,
 	Says:     "the only broker, or one of several, is stopped in an orderly way and started again, in the middle of a stream of events",
 	Disturbs: DisturbsKafka,
-	Unfit:    func(_ lane.Lane, s *sandbox.Services) string { return why(s.KafkaControl()) },
+	Unfit: func(l lane.Lane, s *sandbox.Services) string {
+		if reason := noKafka(l); reason != "" {
+			return reason
+		}
+		return why(s.KafkaControl())
+	},
 	Inject: func(ctx context.Context, s *stage.Stage) error {
 		return disturbed(ctx, s, func(ctx context.Context) error {
 			node := anyOf(s, s.Services.Nodes())
@@ -32,7 +37,10 @@ var brokerKilled = Fault{
 	Name:     lane.BrokerKilled,
 	Says:     "one of three brokers is killed with SIGKILL and started again, in the middle of a stream of events: the one that coordinates the transactions, or that leads an output partition",
 	Disturbs: DisturbsKafka,
-	Unfit: func(_ lane.Lane, s *sandbox.Services) string {
+	Unfit: func(l lane.Lane, s *sandbox.Services) string {
+		if reason := noKafka(l); reason != "" {
+			return reason
+		}
 		if err := s.KafkaControl(); err != nil {
 			return err.Error()
 		}
@@ -165,6 +173,14 @@ func noPostgres(l lane.Lane, s *sandbox.Services) string {
 		return "the lane does not use Postgres"
 	}
 	return why(s.PostgresControl())
+}
+
+// noKafka says why a fault of Kafka is no fault of a lane.
+func noKafka(l lane.Lane) string {
+	if l.Progress == lane.Webhooks {
+		return "there is no Kafka"
+	}
+	return ""
 }
 
 // why is the message of an error; "" where there is none.

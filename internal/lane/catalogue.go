@@ -21,6 +21,7 @@ var catalogue = []Lane{
 	inboxAsyncGated,
 	offsetsAsync,
 	inboxShareGroup,
+	inboxWebhook,
 	inboxDirectProduce,
 	inboxOutbox,
 	inboxHTTP,

@@ -63,6 +63,8 @@ const (
 	StoredOffsets Progress = "stored offsets"
 	// SharedRecords are the states of records in a share group (KIP-932).
 	SharedRecords Progress = "shared records"
+	// Webhooks are what their senders have not been told to be done. There is no Kafka.
+	Webhooks Progress = "webhooks"
 )
 
 // Memory is what a lane keeps of an event that is done until it is purged.

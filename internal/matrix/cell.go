@@ -84,7 +84,7 @@ func Quick(cells []Cell, s *sandbox.Services) []Cell {
 // with calls that carry a key: they are to survive everything that is theirs to survive.
 func (c Cell) reference() bool {
 	switch c.Lane.Name {
-	case "inbox", "inbox + offsets", "inbox on a share group", "inbox + http + key", "kafka eos", "eos + http + key":
+	case "inbox", "inbox + offsets", "inbox on a share group", "inbox behind a webhook", "inbox + http + key", "kafka eos", "eos + http + key":
 		return true
 	}
 	return false

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
+	"sync"
 	"syscall"
 )
 
@@ -38,11 +39,36 @@ func OnFreePort(ctx context.Context, start func(port int) error) error {
 	}
 }
 
-func freePort() (int, error) {
+func freePort() (int, error) { return freePortFrom(firstPort, lastPort) }
+
+func freePortFrom(first, last int) (int, error) {
 	for {
-		port := firstPort + rand.IntN(lastPort-firstPort+1)
+		port := first + rand.IntN(last-first+1)
 		if err := isFree(port); !errors.Is(err, syscall.EADDRINUSE) {
 			return port, err
+		}
+	}
+}
+
+// Fixed ports lie below those of the services, which look for a free one all the time.
+const (
+	firstFixedPort = 10000
+	lastFixedPort  = firstPort - 1
+)
+
+var fixedPorts sync.Map // those that FixedPort has returned
+
+// FixedPort returns a port for a process that is to listen at the same one whenever it
+// is started again. Nobody listens there, no other call returns it, and no service of a
+// sandbox takes it while its process is down.
+func FixedPort() (int, error) {
+	for {
+		port, err := freePortFrom(firstFixedPort, lastFixedPort)
+		if err != nil {
+			return 0, err
+		}
+		if _, taken := fixedPorts.LoadOrStore(port, true); !taken {
+			return port, nil
 		}
 	}
 }

@@ -17,20 +17,31 @@ func pull(o order.StreamOptions) (next func() (order.Event, bool, bool), stop fu
 	return iter.Pull2(order.Stream(o))
 }
 
-// Publish sends the next n events and returns when the broker has them.
-func (s *Stage) Publish(ctx context.Context, n int) error {
+// Publish sends the next n events and returns when the broker has them. Behind a webhook
+// it does not wait.
+func (s *Stage) Publish(ctx context.Context, n int) error { return s.Send(ctx, s.Draw(n)...) }
+
+// Draw returns the next n events. They count as sent: whoever draws them must send them.
+func (s *Stage) Draw(n int) []order.Event {
 	events := make([]order.Event, n)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	for i := range events {
 		events[i], _, _ = s.next()
 	}
 	s.sent = append(s.sent, events...)
-	s.mu.Unlock()
-	return s.Send(ctx, events...)
+	return events
 }
 
-// Send sends events, once more or never sent before, in their order.
+// Send sends events, once more or never sent before, in their order. Behind a webhook
+// there is no order, and Send does not wait.
 func (s *Stage) Send(ctx context.Context, events ...order.Event) error {
+	if byWebhook(s.Lane) {
+		for _, e := range events {
+			s.provider.post(s.provider.everyone, e.ID, e.Encode())
+		}
+		return nil
+	}
 	records := make([]*kgo.Record, len(events))
 	for i, e := range events {
 		records[i] = e.Record(s.Input)
@@ -51,6 +62,12 @@ func (s *Stage) Poison(ctx context.Context, n int) error {
 		}
 	}
 	s.poisoned += n
+	if byWebhook(s.Lane) {
+		for _, r := range records {
+			s.provider.post(s.provider.everyone, string(r.Key), fmt.Appendf(nil, `{"id":%q,"order_id":""}`, r.Key))
+		}
+		return nil
+	}
 	return s.produce(ctx, records...)
 }
 

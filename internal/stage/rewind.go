@@ -11,8 +11,12 @@ import (
 
 // Rewind sets the group's offsets back to the beginning of the input, as an operator
 // would. The group must have been disbanded: its offsets can be set from outside only
-// while nobody is in it. Offsets that a lane keeps elsewhere stay as they are.
+// while nobody is in it. Offsets that a lane keeps elsewhere stay as they are. Behind a
+// webhook it is the provider's operator who has everything sent again.
 func (s *Stage) Rewind(ctx context.Context) error {
+	if byWebhook(s.Lane) {
+		return s.Send(ctx, s.Sent()...)
+	}
 	beginning := make(kadm.Offsets)
 	for partition := range s.partitions() {
 		beginning.AddOffset(s.Input, partition, 0, -1)

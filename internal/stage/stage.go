@@ -80,6 +80,7 @@ type Stage struct {
 	stop     func()
 	closers  []func() error
 	poisoned int
+	provider *provider // publishes, where events come by webhook; else nil
 
 	mu          sync.Mutex
 	members     []*Member        // all that were started
@@ -106,6 +107,9 @@ func Open(ctx context.Context, o Options) (*Stage, error) {
 		return s, err
 	}
 	name := o.Name + "_" + o.Lane.Short
+	if byWebhook(o.Lane) {
+		return s, s.openWebhook(ctx, name, o.Seed)
+	}
 	if s.Input, err = s.Topic(ctx, name+".orders.paid", s.partitions()); err != nil {
 		return s, err
 	}
@@ -134,6 +138,20 @@ func Open(ctx context.Context, o Options) (*Stage, error) {
 	}
 	s.next, s.stop = pull(order.StreamOptions{Events: maxEvents, Seed: o.Seed})
 	return s, nil
+}
+
+// openWebhook takes no Kafka.
+func (s *Stage) openWebhook(ctx context.Context, name string, seed uint64) (err error) {
+	if s.DatabaseURL, err = s.Schema(ctx, name); err != nil {
+		return err
+	}
+	s.database = s.DatabaseURL
+	if s.provider, err = newProvider(); err != nil {
+		return err
+	}
+	s.closers = append(s.closers, s.provider.close)
+	s.next, s.stop = pull(order.StreamOptions{Events: maxEvents, Seed: seed})
+	return nil
 }
 
 // RedisPrefix is what the keys begin with that members claim in Redis.
@@ -230,20 +248,25 @@ func (s *Stage) Enter(e Entry) (*Member, error) {
 	s.incarnation[e.Instance]++
 	attempt := fmt.Sprintf("%s-%d.%d", s.Lane.Short, e.Instance, s.incarnation[e.Instance])
 	s.mu.Unlock()
+	source := []string{
+		"--input=" + s.Input,
+		"--output=" + s.Output,
+		"--group=" + e.Group,
+		fmt.Sprintf("--instance=%d", e.Instance),
+		"--session-timeout=" + e.SessionTimeout.String(),
+	}
+	env := append(s.API.Env(),
+		"KAFKA_BROKERS="+strings.Join(s.brokers, ","),
+		"DATABASE_URL="+s.database, // not an argument: everybody on the machine can read those
+		"REDIS_URL="+s.Services.RedisURL,
+	)
+	if byWebhook(s.Lane) {
+		source, env = s.provider.args(e.Instance), append(env, s.provider.env()...)
+	}
 	m, err := Start(Launch{
-		Role: s.Lane.Program,
-		Args: slices.Concat(s.Lane.Args, s.sizes(), []string{
-			"--input=" + s.Input,
-			"--output=" + s.Output,
-			"--group=" + e.Group,
-			fmt.Sprintf("--instance=%d", e.Instance),
-			"--session-timeout=" + e.SessionTimeout.String(),
-		}, e.Args),
-		Env: append(s.API.Env(),
-			"KAFKA_BROKERS="+strings.Join(s.brokers, ","),
-			"DATABASE_URL="+s.database, // not an argument: everybody on the machine can read those
-			"REDIS_URL="+s.Services.RedisURL,
-		),
+		Role:      s.Lane.Program,
+		Args:      slices.Concat(s.Lane.Args, s.sizes(), source, e.Args),
+		Env:       env,
 		Attempt:   attempt,
 		Failpoint: planned,
 		Dir:       s.Dir,
@@ -322,8 +345,8 @@ func (s *Stage) Disband(ctx context.Context) error {
 	if err := s.End(ctx, s.Running()...); err != nil {
 		return err
 	}
-	if s.Lane.Progress == lane.SharedRecords {
-		return nil // its members are never static
+	if s.Lane.Progress == lane.SharedRecords || byWebhook(s.Lane) {
+		return nil // its members are never static, or there is no group
 	}
 	return s.Await(ctx, "group "+s.Group+" to disband", func(ctx context.Context) (bool, error) {
 		err := s.putOut(ctx, s.Group)

@@ -33,6 +33,9 @@ func (s *Stage) Await(ctx context.Context, what string, reached func(context.Con
 		if err := s.surprise(); err != nil {
 			return fmt.Errorf("wait for %s: %w", what, err)
 		}
+		if s.provider != nil && s.provider.failure() != nil {
+			return fmt.Errorf("wait for %s: %w", what, s.provider.failure())
+		}
 		if err := wait(ctx, poll); err != nil {
 			return fmt.Errorf("wait for %s: %w", what, errors.Join(err, reason))
 		}
@@ -60,7 +63,8 @@ func (s *Stage) AwaitStopped(ctx context.Context, m *Member) error {
 	return s.Await(ctx, m.Attempt+" to stand still", func(context.Context) (bool, error) { return m.Stopped() })
 }
 
-// AwaitMembers waits until the group has formed with so many members.
+// AwaitMembers waits until the group has formed with so many members; behind a webhook,
+// until so many can be reached.
 func (s *Stage) AwaitMembers(ctx context.Context, n int) error {
 	return s.Await(ctx, fmt.Sprintf("group %s to have %d members", s.Group, n), func(ctx context.Context) (bool, error) {
 		state, members, err := s.groupState(ctx)
@@ -75,6 +79,9 @@ func (s *Stage) AwaitMembers(ctx context.Context, n int) error {
 }
 
 func (s *Stage) groupState(ctx context.Context) (state string, members int, err error) {
+	if byWebhook(s.Lane) {
+		return "Stable", s.provider.listening(ctx), nil
+	}
 	if s.Lane.Progress == lane.SharedRecords {
 		groups, err := s.Admin.DescribeShareGroups(ctx, s.Group)
 		if err != nil {
@@ -118,6 +125,9 @@ func (s *Stage) AwaitConsumedBy(ctx context.Context, group string) error {
 
 func (s *Stage) consumed(ctx context.Context, group string) (bool, error) {
 	behind, err := s.behind(ctx, group)
+	if len(behind) > 0 && byWebhook(s.Lane) {
+		return false, fmt.Errorf("%d webhooks are not answered with 2xx", behind[0])
+	}
 	if len(behind) > 0 {
 		return false, fmt.Errorf("of topic %s, by partition, so many records are not consumed: %v", s.Input, behind)
 	}
@@ -159,6 +169,13 @@ func (s *Stage) Pending(ctx context.Context) (int, error) {
 
 // behind returns how many records of which partitions are not consumed yet.
 func (s *Stage) behind(ctx context.Context, group string) (map[int32]int64, error) {
+	if byWebhook(s.Lane) {
+		behind := make(map[int32]int64)
+		if n := s.provider.left.Load(); n > 0 {
+			behind[0] = n
+		}
+		return behind, nil
+	}
 	ends, err := s.Admin.ListEndOffsets(ctx, s.Input)
 	if err == nil {
 		err = ends.Error()
