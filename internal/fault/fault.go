@@ -69,6 +69,7 @@ var catalogue = []Fault{
 	poisonBatch,
 	transactionTimeout,
 	transactionalIDExpired,
+	expiredWhileDown,
 }
 
 // All returns every fault, in the order in which they are shown.

@@ -27,6 +27,7 @@ var catalogue = []Lane{
 	kafkaEOS,
 	eosPostgres,
 	eosInbox,
+	twoPhase,
 }
 
 // Names of lanes that are spoken of outside the catalogue.
