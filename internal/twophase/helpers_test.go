@@ -127,7 +127,8 @@ func (p *place) options(instance string) options {
 			Logger: logger,
 		},
 		engine: kafkatx.Config{
-			Client: []kgo.Opt{kgo.SeedBrokers(sandboxtest.Brokers(p.t)...)},
+			// A session that is built anew may wait for the end of a fetch of the one before.
+			Client: []kgo.Opt{kgo.SeedBrokers(sandboxtest.Brokers(p.t)...), kgo.FetchMaxWait(250 * time.Millisecond)},
 			Group:  p.group, Instance: instance,
 			Input: p.input, Output: p.output, DeadLetters: p.letters,
 			CommitInterval: 20 * time.Millisecond, MaxTransactionRecords: 20, RetryBackoff: time.Millisecond,
