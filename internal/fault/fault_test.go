@@ -46,7 +46,7 @@ func start(t *testing.T) *sandbox.Services {
 // matrix to say.
 var (
 	// shows have something to show, in the order in which they are asked.
-	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres"}
+	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres", "two-phase"}
 	// hold survive everything.
 	hold = []string{"inbox", "inbox + offsets", "inbox on a share group", "kafka eos"}
 )

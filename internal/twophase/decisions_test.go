@@ -85,7 +85,7 @@ func TestAnswersToEndTxn(t *testing.T) {
 }
 
 // EndTxn is refused both for what was committed and for what was aborted. Finish tells
-// them apart, even where another attempt has moved the group's offsets since.
+// them apart, even where another attempt was committed since.
 func TestFinishTellsCommittedFromAborted(t *testing.T) {
 	p := newPlace(t)
 	c := p.recovered(p.options("a"))
