@@ -44,7 +44,7 @@ not, 2 the command line or the environment is wrong.`,
 		// Completion scripts are nothing anybody would look for here.
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(runCommand(), matrixCommand(), lanesCommand(), faultsCommand(), reportCommand(), explainCommand(), generateCommand())
+	root.AddCommand(runCommand(), matrixCommand(), lanesCommand(), faultsCommand(), reportCommand(), explainCommand(), generateCommand(), transactionsCommand())
 	return root
 }
 

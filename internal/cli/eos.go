@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,6 +19,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/trace"
+	"github.com/delivered-twice/delivered-twice/internal/twophase"
 	"github.com/delivered-twice/delivered-twice/internal/warehouse"
 )
 
@@ -62,6 +64,10 @@ with the key in PAYMENTS_KEY, from inside the Kafka transaction, which does not 
 that. With --idempotency-key it sends the event's id along, by which the API knows a
 charge that is asked for again.
 
+With --guarantee=two-phase --touch=postgres the work in Postgres and the Kafka
+transaction commit together, unless every member is down for longer than the
+transaction timeout.
+
 Several instances share the partitions; each needs an --instance of its own.
 SIGTERM finishes what is open and ends it.`,
 		Args: NoArgs,
@@ -69,7 +75,7 @@ SIGTERM finishes what is open and ends it.`,
 	}
 	p.flags(cmd, EOSPipelineName, "orders.picked")
 	f := cmd.Flags()
-	f.StringVar(&p.guarantee, "guarantee", string(kafkatx.ExactlyOnce), fmt.Sprintf("one of %v", kafkatx.Guarantees()))
+	f.StringVar(&p.guarantee, "guarantee", string(kafkatx.ExactlyOnce), fmt.Sprintf("one of %v", guarantees()))
 	f.StringVar(&p.touch, "touch", touchNothing, "what the handler touches from inside the transaction: none, postgres, or inbox for Postgres through an inbox")
 	p.calls.flags(f)
 	f.StringVar(&p.deadLetters, "dead-letters", "orders.dead-letters", "topic of events that could not be handled")
@@ -83,9 +89,12 @@ func (p *eosPipeline) run(ctx context.Context) error {
 	if err := p.complete(); err != nil {
 		return err
 	}
+	if !slices.Contains(guarantees(), p.guarantee) {
+		return Usage(fmt.Errorf("--guarantee is %q, must be one of %v", p.guarantee, guarantees()))
+	}
 	guarantee := kafkatx.Guarantee(p.guarantee)
-	if !slices.Contains(kafkatx.Guarantees(), guarantee) {
-		return Usage(fmt.Errorf("--guarantee is %q, must be one of %v", p.guarantee, kafkatx.Guarantees()))
+	if p.twoPhase() {
+		guarantee = kafkatx.ExactlyOnce
 	}
 	if touches := []string{touchNothing, touchPostgres, touchInbox}; !slices.Contains(touches, p.touch) {
 		return Usage(fmt.Errorf("--touch is %q, must be one of %v", p.touch, touches))
@@ -94,6 +103,9 @@ func (p *eosPipeline) run(ctx context.Context) error {
 		return err
 	}
 	defer p.calls.close()
+	if err := p.checkTwoPhase(); err != nil {
+		return err
+	}
 	planned, err := plannedFailpoint(p.steps(guarantee))
 	if err != nil {
 		return err
@@ -130,6 +142,7 @@ func (p *eosPipeline) run(ctx context.Context) error {
 			return planned.Pass(string(passage.Step))
 		},
 	}
+	watch := func(context.Context) {}
 	if p.touch != touchNothing {
 		idle := time.Duration(0)
 		if p.touch == touchInbox {
@@ -140,9 +153,17 @@ func (p *eosPipeline) run(ctx context.Context) error {
 			return err
 		}
 		defer pool.Close()
-		if p.touch == touchInbox {
+		switch {
+		case p.twoPhase():
+			coordinator, leave, err := p.coordinator(pool, config.Hook)
+			if err != nil {
+				return err
+			}
+			defer leave()
+			config.Participant, watch = coordinator, coordinator.Watch
+		case p.touch == touchInbox:
 			config.Handler, err = p.throughInbox(pool, config.Handler, planned, passings)
-		} else {
+		default:
 			config.Handler = p.touching(pool, config.Handler)
 		}
 		if err != nil {
@@ -166,14 +187,23 @@ func (p *eosPipeline) run(ctx context.Context) error {
 	if err := checks.Wait(); err != nil {
 		return err
 	}
+	watching, stop := context.WithCancel(ctx)
+	var watcher sync.WaitGroup
+	watcher.Go(func() { watch(watching) })
+	defer watcher.Wait()
+	defer stop()
 	return engine.Run(ctx)
 }
 
 // steps are the names at which a failpoint may strike: those of the engine, and with
 // an inbox those of its handlers, such as committed@warehouse.
 func (p *eosPipeline) steps(g kafkatx.Guarantee) []string {
+	passed := kafkatx.Steps(g)
+	if p.twoPhase() {
+		passed = twophase.Steps()
+	}
 	var steps []string
-	for _, step := range kafkatx.Steps(g) {
+	for _, step := range passed {
 		steps = append(steps, string(step))
 	}
 	if p.touch != touchInbox {
@@ -276,10 +306,16 @@ func (p *eosPipeline) work(do func(context.Context, warehouse.DB, string, []ware
 
 // migrate brings the tables up to date that the pipeline touches.
 func (p *eosPipeline) migrate(ctx context.Context) error {
-	if err := p.migrateWarehouse(ctx); err != nil || p.touch != touchInbox {
+	if err := p.migrateWarehouse(ctx); err != nil {
 		return err
 	}
-	return pginbox.Migrate(ctx, p.databaseURL)
+	switch {
+	case p.twoPhase():
+		return twophase.Migrate(ctx, p.databaseURL)
+	case p.touch == touchInbox:
+		return pginbox.Migrate(ctx, p.databaseURL)
+	}
+	return nil
 }
 
 // migrateWarehouse checks that Postgres is there and brings the example's tables up to

@@ -70,6 +70,7 @@ var catalogue = []Fault{
 	poisonBatch,
 	transactionTimeout,
 	transactionalIDExpired,
+	expiredWhileDown,
 	apiKilled,
 	responseDropped,
 	keyExpired,

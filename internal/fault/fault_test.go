@@ -48,7 +48,7 @@ func start(t *testing.T) *sandbox.Services {
 // matrix to say.
 var (
 	// shows have something to show, in the order in which they are asked.
-	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres", "inbox + outbox", "inbox + http", "inbox + http + key"}
+	shows = []string{"at-most-once", "at-least-once", "memory-set", "redis-setnx", "inbox, async commit", "kafka at-least-once", "eos + postgres", "two-phase", "inbox + outbox", "inbox + http", "inbox + http + key"}
 	// hold survive everything.
 	hold = []string{"inbox", "inbox + offsets", "inbox on a share group", "inbox behind a webhook", "kafka eos"}
 	// call survive what is done to a third party, which is nothing to the others.

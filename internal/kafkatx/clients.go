@@ -107,9 +107,10 @@ func topicIDs(ctx context.Context, admin *kadm.Client, topics ...string) (map[st
 	return ids, nil
 }
 
-// implicitOffsets says whether sending offsets also adds the group to the
-// transaction, which brokers do from transaction.version 2 on (KIP-890).
-func implicitOffsets(ctx context.Context, client *kgo.Client) (bool, error) {
+// TransactionEpochs says whether the cluster is at transaction.version 2 or above
+// (KIP-890): every transaction of a TransactionalID then has a producer epoch of its own,
+// and sending offsets also adds the group to the transaction.
+func TransactionEpochs(ctx context.Context, client *kgo.Client) (bool, error) {
 	req := kmsg.NewPtrApiVersionsRequest()
 	req.ClientSoftwareName, req.ClientSoftwareVersion = "kafkatx", "1"
 	resp, err := req.RequestWith(ctx, client)

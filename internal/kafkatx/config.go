@@ -51,6 +51,9 @@ type Config struct {
 
 	// Guarantee; the default is ExactlyOnce.
 	Guarantee Guarantee
+	// Participant, where set, commits together with every transaction. It needs
+	// ExactlyOnce.
+	Participant Participant
 	// CommitInterval ends a transaction so long after its first record; 0 ends it
 	// after every poll. A longer interval costs latency, a shorter one throughput.
 	CommitInterval time.Duration
@@ -123,6 +126,8 @@ func (c Config) validate() error {
 		return errors.New("there is no handler")
 	case !slices.Contains(Guarantees(), c.Guarantee):
 		return fmt.Errorf("unknown guarantee %q: choose one of %v", c.Guarantee, Guarantees())
+	case c.Participant != nil && c.Guarantee != ExactlyOnce:
+		return fmt.Errorf("a participant has no transaction to take part in: guarantee %q has none", c.Guarantee)
 	case c.CommitInterval < 0:
 		return fmt.Errorf("commit interval is %v, must not be negative", c.CommitInterval)
 	case c.Guarantee == ExactlyOnce && c.CommitInterval >= c.TransactionTimeout:

@@ -39,7 +39,8 @@ func New(c Config) (*Engine, error) {
 // (INVALID_PRODUCER_ID_MAPPING), offsets refused because of a rebalance or a
 // coordinator that crashed, an EndTxn of unknown outcome — is answered in one way,
 // the way a new process would: the open transaction is aborted, both clients are
-// built anew, and work goes on from the committed offsets.
+// built anew, and work goes on from the committed offsets. What a [Participant] has
+// decided, or perhaps has, is left to its Recover.
 //
 // It returns an error only for what another try cannot mend: missing permissions,
 // a transaction timeout above the broker's maximum, or another process that runs
@@ -55,7 +56,8 @@ func (e *Engine) Run(ctx context.Context) error {
 			return fatal
 		}
 		if ctx.Err() != nil {
-			// The new session's InitProducerID would have aborted what is open.
+			// The new session's InitProducerID would have aborted what is open, or its
+			// participant committed it.
 			e.config.Logger.Warn("stopped without finishing the open transaction", "cause", err)
 			return nil
 		}

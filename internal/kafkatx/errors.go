@@ -34,6 +34,7 @@ func fatalError(c Config, err error) error {
 		kerr.InvalidTopicException,
 		kerr.GroupMaxSizeReached,
 		kerr.UnsupportedVersion,
+		errNoEpochs,
 	} {
 		if errors.Is(err, fatal) {
 			return fmt.Errorf("kafkatx: group %s, instance %s: %w", c.Group, c.Instance, err)

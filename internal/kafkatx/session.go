@@ -1,6 +1,7 @@
 package kafkatx
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,6 +55,14 @@ func openSession(ctx, work context.Context, e *Engine) (*session, error) {
 // same time and by one client: a process that was killed is to be back soon.
 func (s *session) prepare(ctx context.Context) error {
 	admin := kadm.NewClient(s.producer)
+	if s.config.Participant != nil {
+		if epochs, err := TransactionEpochs(ctx, s.producer); err != nil || !epochs {
+			return cmp.Or(err, errNoEpochs)
+		}
+		if err := s.config.Participant.Recover(ctx); err != nil {
+			return fmt.Errorf("finish what is decided: %w", err)
+		}
+	}
 	all, ctx := errgroup.WithContext(ctx)
 	all.Go(func() error {
 		s.batchLimits = batchLimits(ctx, admin, s.config.Output, s.config.DeadLetters)
@@ -66,7 +75,7 @@ func (s *session) prepare(ctx context.Context) error {
 	if s.transactional() {
 		all.Go(func() error { return initialise(ctx, s.config, s.producer) })
 		all.Go(func() (err error) {
-			s.implicitOffsets, err = implicitOffsets(ctx, s.producer)
+			s.implicitOffsets, err = TransactionEpochs(ctx, s.producer)
 			return err
 		})
 	}
@@ -218,6 +227,7 @@ func (s *session) process(ctx context.Context, records []*kgo.Record) error {
 			}
 			s.open.produce(ctx, r, c.records, false)
 		}
+		s.open.worked = append(s.open.worked, c.records...)
 		s.open.handled(c.records)
 	}
 	return nil
@@ -262,11 +272,11 @@ func (s *session) retreat(ctx context.Context, f *failure) (wait bool, err error
 	return wait, nil
 }
 
-// close aborts what is open and closes both clients. A static member does not
+// close aborts what is open, unless it is decided, and closes both clients. A static member does not
 // leave its group by closing.
 func (s *session) close() error {
 	var err error
-	if s.open != nil && s.transactional() {
+	if s.open != nil && s.transactional() && !s.open.decided {
 		err = s.open.abort()
 	}
 	s.consumer.AllowRebalance()

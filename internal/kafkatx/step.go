@@ -22,14 +22,18 @@ const (
 	Produced Step = "produced"
 	// OffsetsSent: the broker has accepted the input offsets into the open
 	// transaction. Passed with [ExactlyOnce] only, and not by a transaction that
-	// produced nothing.
+	// produced nothing, unless there is a [Participant].
 	OffsetsSent Step = "offsets-sent"
+	// Decided: the [Participant] has decided that the transaction is committed. Passed
+	// where there is one.
+	Decided Step = "decided"
 	// Committed: output and offsets are visible. Without a transaction: the
 	// offsets are committed.
 	Committed Step = "committed"
 )
 
-// Steps returns the steps of a guarantee in the order in which they are passed.
+// Steps returns the steps of a guarantee in the order in which they are passed, without
+// a [Participant].
 func Steps(g Guarantee) []Step {
 	if g != ExactlyOnce {
 		return []Step{Polled, Handled, Produced, Committed}

@@ -2,6 +2,7 @@ package kafkatx
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -19,14 +20,19 @@ const abortTimeout = 5 * time.Second
 // [ExactlyOnce] it is only the unit in which offsets are committed.
 type transaction struct {
 	session *session
+	begun   time.Time
 	ends    time.Time     // when the commit interval is over
 	input   []*kgo.Record // in the order polled
+	worked  []*kgo.Record // of the input: what the handler was given, and not a dead letter
 	starts  offsets       // of the first input record: where an abort rewinds to
 	next    offsets       // behind the last input record handled: what a commit commits
 	sent    int           // records given to the producer
+	decided bool          // by the participant, for certain or perhaps: never to be aborted
+	bare    bool          // it has offsets and no records, so that the client takes it for empty
 
-	mu     sync.Mutex // guards failed: promises run on the producer's goroutines
-	failed []failure  // of records that the producer could not deliver
+	mu     sync.Mutex  // guards the rest: promises run on the producer's goroutines
+	failed []failure   // of records that the producer could not deliver
+	output *kgo.Record // one that it has delivered
 }
 
 func (s *session) begin(ctx context.Context) (*transaction, error) {
@@ -35,9 +41,11 @@ func (s *session) begin(ctx context.Context) (*transaction, error) {
 			return nil, fmt.Errorf("begin transaction: %w", err)
 		}
 	}
+	now := time.Now()
 	tx := &transaction{
 		session: s,
-		ends:    time.Now().Add(s.config.CommitInterval),
+		begun:   now,
+		ends:    now.Add(s.config.CommitInterval),
 		starts:  make(offsets),
 		next:    make(offsets),
 	}
@@ -76,12 +84,13 @@ func (tx *transaction) handled(records []*kgo.Record) {
 // produce sends what came of a batch. Whether it arrived is known at flush.
 func (tx *transaction) produce(ctx context.Context, out *kgo.Record, batch []*kgo.Record, isDeadLetter bool) {
 	tx.sent++
-	tx.session.producer.Produce(ctx, out, func(_ *kgo.Record, err error) {
-		if err == nil {
-			return
-		}
+	tx.session.producer.Produce(ctx, out, func(delivered *kgo.Record, err error) {
 		tx.mu.Lock()
 		defer tx.mu.Unlock()
+		if err == nil {
+			tx.output = delivered
+			return
+		}
 		tx.failed = append(tx.failed, failure{
 			batch:      batch,
 			deadLetter: isDeadLetter,
@@ -119,6 +128,9 @@ func (tx *transaction) commit(ctx context.Context) error {
 	if err := s.pass(ctx, Produced, tx.input); err != nil {
 		return err
 	}
+	if s.config.Participant != nil {
+		return tx.commitTogether(ctx)
+	}
 	if !s.transactional() || tx.sent == 0 {
 		// Nothing was produced that the offsets would have to be atomic with. The
 		// plain commit is fenced by the group's generation all the same.
@@ -126,7 +138,7 @@ func (tx *transaction) commit(ctx context.Context) error {
 			return err
 		}
 	} else {
-		if err := s.sendOffsets(ctx, tx.next); err != nil {
+		if _, _, err := s.sendOffsets(ctx, tx.next); err != nil {
 			return err
 		}
 		if err := s.pass(ctx, OffsetsSent, tx.input); err != nil {
@@ -142,9 +154,47 @@ func (tx *transaction) commit(ctx context.Context) error {
 	return s.pass(ctx, Committed, tx.input)
 }
 
+// commitTogether makes the transaction visible if the participant says so. Its offsets
+// are in it even where nothing was produced: they must be atomic with what the
+// participant does.
+func (tx *transaction) commitTogether(ctx context.Context) error {
+	s := tx.session
+	tx.bare = tx.sent == 0
+	id, epoch, err := s.sendOffsets(ctx, tx.next)
+	if err != nil {
+		return err
+	}
+	if err := s.pass(ctx, OffsetsSent, tx.input); err != nil {
+		return err
+	}
+	prepared, err := tx.decide(ctx, id, epoch)
+	if err != nil {
+		return err
+	}
+	if tx.bare {
+		if err := s.end(ctx, id, epoch); err != nil {
+			return fmt.Errorf("commit transaction: %w", err)
+		}
+	}
+	if err := s.producer.EndTransaction(ctx, kgo.TryCommit); err != nil {
+		return fmt.Errorf("commit transaction: %w", err)
+	}
+	if err := s.pass(ctx, Committed, tx.input); err != nil {
+		return err
+	}
+	s.config.Participant.Ended(ctx, prepared)
+	if tx.bare {
+		return s.renewProducer(ctx)
+	}
+	return nil
+}
+
 // abort takes back what was produced. After an error the session must end: the
 // InitProducerID of the next one aborts what is left.
 func (tx *transaction) abort() error {
+	if tx.bare {
+		return errors.New("abort transaction: it has nothing but offsets, which the client knows nothing of")
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), abortTimeout)
 	defer cancel()
 	if err := tx.session.producer.AbortBufferedRecords(ctx); err != nil {
@@ -159,17 +209,19 @@ func (tx *transaction) abort() error {
 // sendOffsets sends input offsets into the producer's open transaction, in the
 // name of the member and generation that the group knows (KIP-447). It is sent by
 // hand, and not by the consumer, because the producer is a client of its own.
-func (s *session) sendOffsets(ctx context.Context, o offsets) error {
+//
+// It returns the producer id and epoch that the transaction has.
+func (s *session) sendOffsets(ctx context.Context, o offsets) (id int64, epoch int16, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.config.TransactionTimeout)
 	defer cancel()
-	id, epoch, err := s.producer.ProducerID(ctx)
+	id, epoch, err = s.producer.ProducerID(ctx)
 	if err != nil {
-		return fmt.Errorf("send offsets: %w", err)
+		return id, epoch, fmt.Errorf("send offsets: %w", err)
 	}
 	transactionalID := TransactionalID(s.config.Group, s.config.Instance)
 	if !s.implicitOffsets {
 		if err := s.addOffsets(ctx, transactionalID, id, epoch); err != nil {
-			return fmt.Errorf("add group %s to the transaction: %w", s.config.Group, err)
+			return id, epoch, fmt.Errorf("add group %s to the transaction: %w", s.config.Group, err)
 		}
 	}
 
@@ -204,9 +256,9 @@ func (s *session) sendOffsets(ctx context.Context, o offsets) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("send offsets of group %s, member %s, generation %d: %w", req.Group, req.MemberID, req.Generation, err)
+		return id, epoch, fmt.Errorf("send offsets of group %s, member %s, generation %d: %w", req.Group, req.MemberID, req.Generation, err)
 	}
-	return nil
+	return id, epoch, nil
 }
 
 func (s *session) addOffsets(ctx context.Context, transactionalID string, id int64, epoch int16) error {

@@ -31,6 +31,7 @@ var catalogue = []Lane{
 	kafkaEOS,
 	eosPostgres,
 	eosInbox,
+	twoPhase,
 	eosHTTP,
 	eosHTTPKey,
 }
