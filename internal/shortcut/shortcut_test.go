@@ -183,6 +183,28 @@ func TestFailureThatPasses(t *testing.T) {
 	})
 }
 
+// What a handler marks is believed: a permanent error is not tried again, and one that
+// is nobody's fault never counts.
+func TestMarkedErrors(t *testing.T) {
+	each(t, func(t *testing.T, g shortcut.Guard) {
+		b := newBench(t)
+		away := 5
+		marked := worker("a", func(id string) error {
+			if id == "2" && away > 0 {
+				away--
+				return pginbox.Unavailable(errors.New("not now"))
+			}
+			if id == "2" {
+				return pginbox.Permanent(errors.New("never"))
+			}
+			return nil
+		})
+		require.NoError(t, b.guard(g, nil, marked).Process(t.Context(), events("1", "2", "3")))
+		require.Equal(t, []string{"a/1", "a/3"}, b.work())
+		require.Equal(t, []string{"a/2 1 never"}, b.letters())
+	})
+}
+
 // A COMMIT that Postgres refuses is the fault of one of the events.
 func TestRefusedCommit(t *testing.T) {
 	b := newBench(t)
