@@ -29,6 +29,11 @@ const (
 	Order Scope = "order"
 )
 
+// Scopes returns all scopes, in the order in which they are shown.
+func Scopes() []Scope {
+	return []Scope{Kafka, KafkaUncommitted, Postgres, PickTasks, LoyaltyPoints, HTTP, Order}
+}
+
 // Outcome is what became of one event in one scope.
 type Outcome string
 

@@ -186,7 +186,7 @@ func (m matrix) scopes(of string) []lane.Scope {
 	if len(all) == 0 {
 		return []lane.Scope{""}
 	}
-	return slices.Sorted(maps.Keys(all))
+	return inOrder(all)
 }
 
 // The marks of a cell. Marks of several outcomes stand side by side.
@@ -361,7 +361,7 @@ func (m matrix) broken(p painter) (all []brokenClaim) {
 		if result.Folder != "" {
 			how = append(how, "kept in "+result.Folder)
 		}
-		for _, s := range slices.Sorted(maps.Keys(result.Scopes)) {
+		for _, s := range inOrder(result.Scopes) {
 			if !result.Scopes[s].Held {
 				all = append(all, brokenClaim{result.verdict(p, s, " under "+string(result.Fault)), how})
 			}

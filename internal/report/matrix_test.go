@@ -149,7 +149,7 @@ func TestMarkdown(t *testing.T) {
 	got := markdown(t, small())
 	for _, want := range []string{
 		"| lane | scope | 1 | 2 | 3 | 4 |\n| --- | --- | --- | --- | --- | --- |\n| eos | kafka | = | = |  |  |\n|  | kafka-uncommitted | = | DA |  |  |\n",
-		"\n| set | postgres |  | **!LD** | **!=?** | · |\n|  | postgres/loyalty_points |  | **!=** | = | · |\n",
+		"\n| set | postgres |  | **!LD** | **!=?** | · |\n|  | postgres/pick_tasks |  | = | = | · |\n|  | postgres/loyalty_points |  | **!=** | = | · |\n",
 		"\n| webhook \\| inbox |  |  | · |  |  |\n",
 		"\n1. none\n2. kill -9\n3. rewind\n4. no broker\n",
 		"\n- BROKEN set / postgres under kill -9: 3 of 2,000 events lost",

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -36,7 +35,7 @@ func (r Report) Table(w io.Writer) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s\n\n%s\n\n%s\n\n", r.summary(p), r.grid(p), r.costs())
 	for _, result := range r.Results {
-		for _, s := range slices.Sorted(maps.Keys(result.Scopes)) {
+		for _, s := range inOrder(result.Scopes) {
 			b.WriteString(wrap(result.verdict(p, s, ""), width))
 		}
 	}
@@ -145,7 +144,7 @@ func (r Report) grid(p painter) string {
 			name += "\n" + p.quiet("under "+string(result.Fault))
 		}
 		approach := strings.SplitN(name, "\n", len(result.Scopes))
-		for row, scope := range slices.Sorted(maps.Keys(result.Scopes)) {
+		for row, scope := range inOrder(result.Scopes) {
 			s := result.Scopes[scope]
 			first := ""
 			if row < len(approach) {
@@ -343,4 +342,13 @@ func wrap(sentence string, width int) string {
 		b.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
 	return b.String()
+}
+
+// inOrder returns the scopes of which there is something, in the order in which they
+// are shown.
+func inOrder[V any](of map[lane.Scope]V) []lane.Scope {
+	return slices.DeleteFunc(lane.Scopes(), func(s lane.Scope) bool {
+		_, there := of[s]
+		return !there
+	})
 }
