@@ -26,6 +26,7 @@ func TestKafkaTransactionsThroughAnInboxKilledAtEveryStep(t *testing.T) {
 	}
 	for _, step := range steps {
 		t.Run(step, func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 			b.killed(cli.EOSPipelineName, step, farOff, "--max-transaction-records=100", "--touch=inbox")

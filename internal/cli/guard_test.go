@@ -56,6 +56,7 @@ func TestGuardsKilled(t *testing.T) {
 	} {
 		for step, outcome := range c.at {
 			t.Run(c.guard+"/"+step, func(t *testing.T) {
+				t.Parallel()
 				b := newBench(t)
 				expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 				_, args := redisFor(t, c.guard)
@@ -93,6 +94,7 @@ func TestShapeHoldsForPickTasksOnly(t *testing.T) {
 func TestShareGroupKilledAtEveryStep(t *testing.T) {
 	for _, step := range pginbox.Steps() {
 		t.Run(string(step), func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			// Of several partitions a dead member keeps some until its session timeout.
 			b.input = sandboxtest.Topic(t, 1)
@@ -119,6 +121,7 @@ func TestGuardsAndPublisherDuplicates(t *testing.T) {
 		"offsets": false, "inbox+offsets": true, "none": false, "memory": true, "select-first": true, "redis": true,
 	} {
 		t.Run(guard, func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7, PublisherDuplicates: 0.1})
 			_, args := redisFor(t, guard)
@@ -149,6 +152,7 @@ func TestTwoConsumersWithOneEvent(t *testing.T) {
 		twice       bool
 	}{{"select-first", "selected", true}, {"memory", "checked", true}, {"redis", "claimed", false}} {
 		t.Run(c.guard, func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			expected := b.publish(order.StreamOptions{Events: 100, Seed: 7})
 			_, args := redisFor(t, c.guard)
@@ -229,6 +233,7 @@ func (b *bench) rewind() {
 func TestStrangeRecordsUnderShortcuts(t *testing.T) {
 	for _, guard := range []string{"ack-first", "none", "memory", "select-first", "redis"} {
 		t.Run(guard, func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			// Nothing but the work itself has trouble with an id.
 			done, causes := sendStrange(b, func(s strange) string { return s.eos })

@@ -3,6 +3,7 @@ package cli_test
 import (
 	"bytes"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -38,6 +39,7 @@ type bench struct {
 	group                  string
 	database               string
 	admin                  *kadm.Client
+	env                    []string // of every pipeline
 }
 
 func newBench(t *testing.T) *bench {
@@ -86,7 +88,7 @@ func (b *bench) start(program string, env []string, args ...string) *pipeline {
 	env = append([]string{
 		"KAFKA_BROKERS=" + strings.Join(sandboxtest.Brokers(b.t), ","),
 		"DATABASE_URL=" + b.database,
-	}, env...)
+	}, append(slices.Clone(b.env), env...)...)
 	return startProgram(b.t, program, env, args...)
 }
 

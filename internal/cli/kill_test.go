@@ -36,6 +36,7 @@ func (b *bench) killed(program, step string, args ...string) {
 func TestKafkaTransactionsKilledAtEveryStep(t *testing.T) {
 	for _, step := range kafkatx.Steps(kafkatx.ExactlyOnce) {
 		t.Run(string(step), func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 			b.killed(cli.EOSPipelineName, string(step), farOff, "--max-transaction-records=100")
@@ -80,6 +81,7 @@ func TestAtLeastOnceKilled(t *testing.T) {
 func TestInboxKilledAtEveryStep(t *testing.T) {
 	for _, step := range pginbox.Steps() {
 		t.Run(string(step), func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 			b.killed(cli.InboxPipelineName, string(step), "--batch-size=100")

@@ -17,6 +17,7 @@ import (
 func TestRelayKilledAtEveryStep(t *testing.T) {
 	for _, step := range outbox.Steps() {
 		t.Run(string(step), func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 			b.killed(cli.InboxPipelineName, string(step), "--publish=outbox", "--batch-size=50")

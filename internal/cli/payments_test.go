@@ -169,10 +169,10 @@ func TestCallsKilled(t *testing.T) {
 	} {
 		for _, key := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/key=%v", name, key), func(t *testing.T) {
+				t.Parallel()
 				api := newThirdParty(t)
-				t.Setenv("PAYMENTS_URL", api.URL)
-				t.Setenv("PAYMENTS_KEY", apiKey)
 				b := newBench(t)
+				b.env = []string{"PAYMENTS_URL=" + api.URL, "PAYMENTS_KEY=" + apiKey}
 				expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 				args := append([]string{"--call=payments"}, c.args...)
 				if key {
@@ -240,6 +240,7 @@ func TestRefusedCharges(t *testing.T) {
 	}
 	for _, guard := range []string{"inbox", "offsets", "inbox+offsets", "none"} {
 		t.Run(guard, func(t *testing.T) {
+			t.Parallel()
 			api, b := newThirdParty(t), newBench(t)
 			all := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 			charged := audit.Expect(order.StreamOptions{Events: 400, Seed: 7})

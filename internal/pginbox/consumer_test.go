@@ -219,6 +219,7 @@ func TestRecordsOfEveryShape(t *testing.T) {
 func TestTheConsumerDiesBeforeItAcknowledges(t *testing.T) {
 	for _, step := range inboxSteps {
 		t.Run(string(step), func(t *testing.T) {
+			t.Parallel()
 			db, s := newDatabase(t), newStream(t, 1)
 			s.send(numbered(30)...)
 			died := make(chan struct{})
@@ -295,6 +296,7 @@ func TestADynamicMemberLeaves(t *testing.T) {
 func TestConsumerHookFailures(t *testing.T) {
 	for _, step := range []pginbox.Step{pginbox.Polled, pginbox.Acknowledged} {
 		t.Run(string(step), func(t *testing.T) {
+			t.Parallel()
 			db, s := newDatabase(t), newStream(t, 2)
 			s.send(numbered(100)...)
 			var passed counter
@@ -473,6 +475,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 	for _, remember := range []pginbox.Remember{pginbox.RememberIDs, pginbox.RememberOffsets} {
 		for _, step := range pginbox.Steps() {
 			t.Run(fmt.Sprintf("remembers %s, at %s", remember, step), func(t *testing.T) {
+				t.Parallel()
 				db, s := newDatabase(t), newStream(t, 2)
 				ids := numbered(300)
 				s.send(ids...)

@@ -180,6 +180,7 @@ func TestShareGroupGracefulStopFinishesTheBatchInHand(t *testing.T) {
 func TestShareGroupHookFailures(t *testing.T) {
 	for _, step := range []pginbox.Step{pginbox.Polled, pginbox.Acknowledged} {
 		t.Run(string(step), func(t *testing.T) {
+			t.Parallel()
 			db, s := newDatabase(t), newStream(t, 2)
 			s.send(numbered(100)...)
 			var passed counter
@@ -338,6 +339,7 @@ func requireSIGKILL(t *testing.T, err error) {
 func TestShareGroupKilledAtEveryStep(t *testing.T) {
 	for _, step := range pginbox.Steps() {
 		t.Run(string(step), func(t *testing.T) {
+			t.Parallel()
 			db, s := newDatabase(t), newStream(t, 1)
 			survivor := s.startMortalShare(db, "", "", 0)
 			victim := s.startMortalShare(db, "", step, 2)
