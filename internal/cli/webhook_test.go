@@ -112,12 +112,12 @@ func TestWebhookKilledAtEveryStep(t *testing.T) {
 		t.Run(string(step), func(t *testing.T) {
 			h := newHook(t, webhook.Stripe)
 			victim := h.receive([]string{failpoint.Variable + "=" + string(step) + ":2:kill"}, "--batch-size=10")
-			expected, done := h.sendAll(order.StreamOptions{Events: 200, Seed: 7, PublisherDuplicates: 0.1})
+			expected, done := h.sendAll(order.StreamOptions{Events: 100, Seed: 7, PublisherDuplicates: 0.1})
 			require.Equal(t, sigkill, victim.wait(), victim.stderr.String())
 			successor := h.receive(nil, "--batch-size=10")
 			done()
 			successor.end()
-			require.Equal(t, lane.Counts{Expected: 200, Once: 200}, h.auditTables(expected).Rows)
+			require.Equal(t, lane.Counts{Expected: 100, Once: 100}, h.auditTables(expected).Rows)
 		})
 	}
 }
