@@ -163,6 +163,21 @@ func check(t *testing.T, f fault.Fault, l lane.Lane, found finding) {
 	}
 }
 
+// Without an inbox, what the sender sends again while it is being worked on is done again:
+// the fault strikes, and it is the inbox that holds.
+func TestSenderRetriesWithoutInbox(t *testing.T) {
+	l, err := lane.Find("inbox behind a webhook")
+	require.NoError(t, err)
+	l.Args = []string{"--source=webhook", "--guard=none"}
+	f, err := fault.Find(string(lane.SenderRetries))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	found, err := perform(ctx, f, stage.Options{Services: start(t), Lane: l, Name: "retries", Seed: 7, Dir: t.TempDir()})
+	require.NoError(t, err)
+	require.Positive(t, found.Counts[lane.Postgres].Duplicated, "%+v", found.Counts)
+}
+
 func TestFind(t *testing.T) {
 	f, err := fault.Find("kill-9")
 	require.NoError(t, err)

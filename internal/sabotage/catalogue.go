@@ -33,6 +33,24 @@ var catalogue = []Sabotage{
 		Red:   breaks(lane.Postgres, lane.Lost),
 	},
 	{
+		Name:  "answered_before_commit",
+		Wrong: "the sender of a webhook gets its 2xx when the event has arrived, and not when its work is committed",
+		File:  "internal/webhook/batch.go",
+		Old: `
+	r.enter(d)
+	select {
+`,
+		New: `
+	d.request = context.Background()
+	r.enter(d)
+	return nil
+	select {
+`,
+		Lane:  "inbox behind a webhook",
+		Fault: lane.Kill9,
+		Red:   breaks(lane.Postgres, lane.Lost),
+	},
+	{
 		Name:  "row_committed_before_work",
 		Wrong: "the inbox row has a transaction of its own, which is committed before the work begins",
 		File:  "internal/pginbox/delivery.go",
