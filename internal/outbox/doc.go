@@ -18,29 +18,29 @@
 //
 // And a relay, for some shards at a time:
 //
-//	BEGIN;
-//	SELECT shard FROM outbox_shards … FOR UPDATE SKIP LOCKED;
-//	SELECT … FROM outbox WHERE shard = … AND published_at IS NULL … ORDER BY id;
-//	-- produce, and wait until all in-sync replicas have it
-//	UPDATE outbox SET published_at = …;
-//	COMMIT;
+//		BEGIN;
+//		SELECT shard FROM outbox_shards … FOR UPDATE SKIP LOCKED;
+//		SELECT … FROM outbox WHERE shard = … AND published_at IS NULL … ORDER BY id;
+//		-- produce, and wait until all in-sync replicas have it
+//		UPDATE outbox SET published_at = …;
+//		COMMIT;
 //
-//   - A relay, or its connection, dies before it has stamped: the locks are gone, and
-//     whoever comes next publishes the rows again.
-//   - A lower id is committed after a higher one was published: it is pending like any
-//     other row. Pending is what has no stamp; there is no cursor that could be past it.
-//   - Several relays: each locks shards, and the rows of a key are in one shard. Locking
-//     rows alone would let one relay publish a later row of a key while another still
-//     has an earlier one in hand.
-//   - Relays are told of new rows by LISTEN, and look for them now and then as well,
-//     because a notification is lost while nobody listens.
-//   - A relay that stands still with rows in hand loses them when the server ends its
-//     transaction ([Options].PublishTimeout).
-//   - Kafka refuses a record for what it is (it is too large, it lacks the key that a
-//     compacted topic wants): the row is stamped as refused, with the cause, and logged.
-//     Whoever has mended it sets refused_at to NULL again, and it is published.
-//   - Kafka takes nothing for a topic (it is missing, forbidden, without a leader): its
-//     rows stay pending, the log says so at every attempt, and other topics go on.
+//	  - A relay, or its connection, dies before it has stamped: the locks are gone, and
+//	    whoever comes next publishes the rows again.
+//	  - A lower id is committed after a higher one was published: it is pending like any
+//	    other row. Pending is what has no stamp; there is no cursor that could be past it.
+//	  - Several relays: each locks shards, and the rows of a key are in one shard. Locking
+//	    rows alone would let one relay publish a later row of a key while another still
+//	    has an earlier one in hand.
+//	  - Relays are told of new rows by LISTEN, and look for them now and then as well,
+//	    because a notification is lost while nobody listens.
+//	  - A relay that stands still with rows in hand loses them when the server ends its
+//	    transaction ([Options].PublishTimeout).
+//	  - Kafka refuses a record for what it is (it is too large, it lacks the key that a
+//	    compacted topic wants): the row is stamped as refused, with the cause, and logged.
+//	    Whoever has mended it sets refused_at to NULL again, and it is published.
+//	  - Kafka takes nothing for a topic (it is missing, forbidden, without a leader): its
+//	    rows stay pending, the log says so at every attempt, and other topics go on.
 //
 // # What is promised
 //
