@@ -35,6 +35,8 @@ type publisher struct {
 type hold struct {
 	until  time.Time
 	pauses *backoff.ExponentialBackOff
+	// skipped says that the last look for rows left the topic's out.
+	skipped bool
 }
 
 // refusal is a row whose record Kafka refuses for what it is.
@@ -161,23 +163,23 @@ func (d *dispatch) fail(ctx context.Context, topic string, cause error) {
 		"topic", topic, "after", pause, "cause", cause)
 }
 
-// held returns the topics that are on hold.
+// held returns the topics that are on hold, whose rows are to be left out.
 func (p *publisher) held() []string {
 	topics := []string{}
 	for topic, h := range p.holds {
-		if time.Now().Before(h.until) {
+		if h.skipped = time.Now().Before(h.until); h.skipped {
 			topics = append(topics, topic)
 		}
 	}
 	return topics
 }
 
-// untilRelease is how long it takes until a topic is no longer on hold; most, if none
-// is, or if it takes longer.
+// untilRelease is how long it takes until a topic that was left out is no longer on
+// hold; most, if there is none, or if it takes longer.
 func (p *publisher) untilRelease(most time.Duration) time.Duration {
 	for _, h := range p.holds {
-		if left := time.Until(h.until); left > 0 {
-			most = min(most, left)
+		if h.skipped {
+			most = min(most, max(time.Until(h.until), 0))
 		}
 	}
 	return most
