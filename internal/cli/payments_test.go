@@ -172,7 +172,7 @@ func TestCallsKilled(t *testing.T) {
 				t.Parallel()
 				api := newThirdParty(t)
 				b := newBench(t)
-				b.env = []string{"PAYMENTS_URL=" + api.URL, "PAYMENTS_KEY=" + apiKey}
+				b.env = api.env()
 				expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 				args := append([]string{"--call=payments"}, c.args...)
 				if key {
