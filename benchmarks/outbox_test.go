@@ -13,6 +13,7 @@ import (
 
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/outbox"
+	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox/sandboxtest"
 )
 
@@ -34,6 +35,24 @@ func BenchmarkOutboxWrite(b *testing.B) {
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
 			})
 		}
+	}
+}
+
+// BenchmarkInboxOutbox: the same as BenchmarkInbox, and a message an event into the
+// outbox. No relay is there.
+func BenchmarkInboxOutbox(b *testing.B) {
+	printEnvironment(b)
+	for _, batch := range batches {
+		b.Run(fmt.Sprintf("keys=%s/batch=%d", pginbox.TextKeys, batch), func(b *testing.B) {
+			benchmarkInbox(b, pginbox.TextKeys, batch, func(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
+				messages := make([]outbox.Message, len(events))
+				for i, e := range events {
+					r := &kgo.Record{Topic: "unpublished", Key: e.Record.Key, Value: e.Record.Value, Headers: e.Record.Headers}
+					messages[i] = outbox.Message{ID: e.ID, Record: r}
+				}
+				return outbox.Enqueue(ctx, tx, messages...)
+			})
+		})
 	}
 }
 

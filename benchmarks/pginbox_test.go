@@ -2,6 +2,7 @@ package benchmarks_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/delivered-twice/delivered-twice/internal/order"
+	"github.com/delivered-twice/delivered-twice/internal/outbox"
 	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox/sandboxtest"
 )
@@ -28,10 +30,11 @@ func BenchmarkInbox(b *testing.B) {
 	}
 }
 
-func benchmarkInbox(b *testing.B, keys pginbox.Keys, batch int) {
+// benchmarkInbox measures an inbox that does more in the transaction, if told so.
+func benchmarkInbox(b *testing.B, keys pginbox.Keys, batch int, more ...func(context.Context, pgx.Tx, []pginbox.Event) error) {
 	input := filled(b, b.N)
 	database := sandboxtest.Database(b)
-	if err := pginbox.Migrate(b.Context(), database); err != nil {
+	if err := errors.Join(pginbox.Migrate(b.Context(), database), outbox.Migrate(b.Context(), database)); err != nil {
 		b.Fatal(err)
 	}
 	pool, err := pgxpool.New(b.Context(), database)
@@ -50,6 +53,9 @@ func benchmarkInbox(b *testing.B, keys pginbox.Keys, batch int) {
 				ids[i] = e.ID
 			}
 			_, err := tx.Exec(ctx, `INSERT INTO work SELECT unnest($1::text[])`, ids)
+			for _, do := range more {
+				err = errors.Join(err, do(ctx, tx, events))
+			}
 			return err
 		}}},
 	})

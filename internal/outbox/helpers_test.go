@@ -210,23 +210,27 @@ func (p *place) stamped() []string {
 	return ids
 }
 
-// gate is a hook that stands still at a step, the first time that it is passed.
+// gate is a hook that stands still at a step, the first time that it is passed, until
+// it is opened, at the latest when the test ends.
 type gate struct {
 	step    outbox.Step
 	reached chan []string // the ids that are there
-	open    chan struct{}
+	opened  chan struct{}
+	open    func()
 	once    sync.Once
 }
 
 func newGate(step outbox.Step) *gate {
-	return &gate{step: step, reached: make(chan []string, 1), open: make(chan struct{})}
+	g := &gate{step: step, reached: make(chan []string, 1), opened: make(chan struct{})}
+	g.open = sync.OnceFunc(func() { close(g.opened) })
+	return g
 }
 
 func (g *gate) pass(_ context.Context, p outbox.Passage) error {
 	if p.Step == g.step {
 		g.once.Do(func() {
 			g.reached <- ids(p)
-			<-g.open
+			<-g.opened
 		})
 	}
 	return nil

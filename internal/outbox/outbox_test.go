@@ -124,6 +124,7 @@ func TestNobodyOvertakesARelay(t *testing.T) {
 			slow := newGate(step)
 			p.enqueue(p.message("k", "1"))
 			p.start(outbox.Options{Hook: slow.pass})
+			t.Cleanup(slow.open)
 			require.Equal(t, []string{"1"}, slow.await(t))
 
 			var others []outbox.Message
@@ -137,7 +138,7 @@ func TestNobodyOvertakesARelay(t *testing.T) {
 			require.NoError(t, p.pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox WHERE shard = (SELECT shard FROM outbox WHERE record_key = 'k' LIMIT 1)`).Scan(&ours))
 			require.Eventually(t, func() bool { return p.backlog().Pending == ours }, patience, time.Millisecond)
 
-			close(slow.open)
+			slow.open()
 			topic := p.reader()
 			require.Equal(t, []string{"1", "2"}, of(topic.until(102), "k"))
 			p.awaitEmpty()
@@ -351,6 +352,7 @@ func TestEndsWithNothingPending(t *testing.T) {
 	first := newGate(outbox.Claimed)
 	p.enqueue(p.message("k", "0"))
 	r := p.start(outbox.Options{BatchRows: 10, StopGrace: patience, Hook: first.pass})
+	t.Cleanup(first.open)
 	first.await(t)
 	var messages []outbox.Message
 	for n := range 200 {
@@ -358,7 +360,7 @@ func TestEndsWithNothingPending(t *testing.T) {
 	}
 	p.enqueue(messages...)
 	r.stop()
-	close(first.open)
+	first.open()
 	r.end()
 	require.Zero(t, p.backlog().Pending)
 	require.Len(t, p.stamped(), 201)
@@ -371,11 +373,12 @@ func TestStandsStillForTooLong(t *testing.T) {
 	still := newGate(outbox.Published)
 	p.enqueue(p.message("k", "1"), p.message("k", "2"))
 	zombie := p.start(outbox.Options{PublishTimeout: 500 * time.Millisecond, Hook: still.pass})
+	t.Cleanup(still.open)
 	still.await(t)
 	p.enqueue(p.message("k", "3"))
 	p.start(outbox.Options{PollInterval: 20 * time.Millisecond})
 	p.awaitEmpty()
-	close(still.open)
+	still.open()
 	require.Equal(t, []string{"1", "2", "1", "2", "3"}, of(p.reader().until(5), "k"))
 	require.Eventually(t, func() bool { return zombie.log.mentions("taken up again") }, patience, time.Millisecond)
 	require.Equal(t, []string{"1", "2", "3"}, p.stamped())

@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -117,6 +119,48 @@ func TestMissingTopic(t *testing.T) {
 	ids := of(p.reader().until(20), "k")
 	require.Len(t, ids, 20)
 	require.IsIncreasing(t, ids)
+}
+
+// Where Kafka does not take a row for now, it does not get the next one of its topic
+// either, though it would take that one.
+func TestStopsAtTheFirstFailure(t *testing.T) {
+	const topic = "forbidden-at-first"
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, topic))
+	require.NoError(t, err)
+	t.Cleanup(cluster.Close)
+	var once sync.Once
+	cluster.ControlKey(int16(kmsg.Produce), func(request kmsg.Request) (answer kmsg.Response, err error, handled bool) {
+		cluster.KeepControl()
+		once.Do(func() {
+			forbidden := request.ResponseKind().(*kmsg.ProduceResponse)
+			for _, asked := range request.(*kmsg.ProduceRequest).Topics {
+				topic := kmsg.NewProduceResponseTopic()
+				topic.Topic, topic.TopicID = asked.Topic, asked.TopicID
+				for _, p := range asked.Partitions {
+					partition := kmsg.NewProduceResponseTopicPartition()
+					partition.Partition, partition.ErrorCode = p.Partition, kerr.TopicAuthorizationFailed.Code
+					topic.Partitions = append(topic.Partitions, partition)
+				}
+				forbidden.Topics = append(forbidden.Topics, topic)
+			}
+			answer, handled = forbidden, true
+		})
+		return answer, nil, handled
+	})
+	p := newPlace(t)
+	p.topic = topic
+	var messages []outbox.Message
+	for n := range 20 {
+		messages = append(messages, p.message("k", fmt.Sprintf("%02d", n)))
+	}
+	p.enqueue(messages...)
+	r := p.start(outbox.Options{Client: []kgo.Opt{kgo.SeedBrokers(cluster.ListenAddrs()...)}})
+	p.awaitEmpty()
+	require.True(t, r.log.mentions("level=ERROR", topic, "TOPIC_AUTHORIZATION_FAILED"))
+	client, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.ConsumeTopics(topic))
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	require.IsIncreasing(t, of((&reader{t: t, client: client}).until(20), "k"))
 }
 
 // A broker that takes records and does not answer costs no row and no order: the

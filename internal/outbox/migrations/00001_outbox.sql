@@ -23,7 +23,9 @@ CREATE TABLE outbox (
     -- Not the id alone: in that index the planner would look for a shard's first pending
     -- rows, and walk over all that are published.
     PRIMARY KEY (shard, id),
-    CONSTRAINT outbox_topic CHECK (topic ~ '^[a-zA-Z0-9._-]{1,249}$' AND topic NOT IN ('.', '..'))
+    -- The length apart: counted in the pattern, it would cost more than all the rest of
+    -- an UPDATE.
+    CONSTRAINT outbox_topic CHECK (topic ~ '^[a-zA-Z0-9._-]+$' AND length(topic) <= 249 AND topic NOT IN ('.', '..'))
 );
 
 -- What is pending, and nothing else, in the order in which a relay takes it.
