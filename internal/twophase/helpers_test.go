@@ -24,7 +24,7 @@ import (
 func TestMain(m *testing.M) { sandboxtest.Main(m) }
 
 // patience bounds every wait. It is no part of any claim: reaching it is a failure.
-const patience = 60 * time.Second
+const patience = 30 * time.Second
 
 // place is where engines work: topics, a group, a schema with a table for the work.
 type place struct {
@@ -310,14 +310,20 @@ func newGate() *gate { return &gate{make(chan struct{}), make(chan struct{})} }
 // at holds the n-th passing of a step until the gate is opened.
 func (g *gate) at(step kafkatx.Step, n int) kafkatx.Hook {
 	passed := 0
-	return func(_ context.Context, passage kafkatx.Passage) error {
-		if passage.Step == step {
-			if passed++; passed == n {
-				close(g.reached)
-				<-g.open
-			}
+	return func(ctx context.Context, passage kafkatx.Passage) error {
+		if passage.Step != step {
+			return nil
 		}
-		return nil
+		if passed++; passed != n {
+			return nil
+		}
+		close(g.reached)
+		select {
+		case <-g.open:
+			return nil
+		case <-ctx.Done(): // of a test that has failed
+			return ctx.Err()
+		}
 	}
 }
 
