@@ -274,10 +274,12 @@ func (t *trial) feed(ctx context.Context) error {
 }
 
 // trickle is how much slower events are sent while kills are behind, and at least
-// how slowly.
+// how slowly. What is left is made to last for killPatience: on a machine that is busy
+// with other things, a killed instance is a while in coming back.
 const (
-	trickle    = 10
-	trickleMin = 5 * time.Millisecond
+	trickle      = 10
+	trickleMin   = 5 * time.Millisecond
+	killPatience = time.Minute
 )
 
 // interval slows the publisher down while kills are behind: all of them are to
@@ -288,7 +290,7 @@ func (t *trial) interval(n int) time.Duration {
 	interval := stage.Every(t.Rate)(n)
 	for _, c := range t.contenders {
 		if due := 5 * n * len(c.plan) / (4 * t.Events); int(c.killed.Load()) < min(due, len(c.plan)) {
-			return max(trickle*interval, trickleMin)
+			return max(trickle*interval, trickleMin, killPatience/time.Duration(max(t.Events-n, 1)))
 		}
 	}
 	return interval
