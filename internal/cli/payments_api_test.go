@@ -29,7 +29,7 @@ func TestPaymentsAPI(t *testing.T) {
 	require.NoError(t, p.cmd.Start())
 	t.Cleanup(func() { _ = p.cmd.Process.Kill() })
 	listening, err := bufio.NewReader(stdout).ReadString('\n')
-	require.NoError(t, err, p.stderr.String())
+	require.NoError(t, err)
 
 	charge := func(secret string) (int, string) {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+strings.TrimSpace(listening)+"/v1/charges",
