@@ -174,8 +174,8 @@ var catalogue = []Sabotage{
 		Name:  "offsets_beside_the_transaction",
 		Wrong: "the offsets are committed before the transaction is, and not in it",
 		File:  "internal/kafkatx/transaction.go",
-		Old:   `s.sendOffsets(ctx, tx.next)`,
-		New:   `s.commitOffsets(ctx, tx.next)`,
+		Old:   `if _, _, err := s.sendOffsets(ctx, tx.next)`,
+		New:   `if err := s.commitOffsets(ctx, tx.next)`,
 		Lane:  "kafka eos",
 		Fault: lane.Kill9,
 		Red:   breaks(lane.Kafka, lane.Lost),
@@ -185,7 +185,7 @@ var catalogue = []Sabotage{
 		Wrong: "TxnOffsetCommit is left out, and the offsets are committed when the transaction is",
 		File:  "internal/kafkatx/transaction.go",
 		Old: `
-		if err := s.sendOffsets(ctx, tx.next); err != nil {
+		if _, _, err := s.sendOffsets(ctx, tx.next); err != nil {
 			return err
 		}
 		if err := s.pass(ctx, OffsetsSent, tx.input); err != nil {
