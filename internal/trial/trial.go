@@ -273,12 +273,13 @@ func (t *trial) feed(ctx context.Context) error {
 	return both.Wait()
 }
 
-// trickle is how much slower events are sent while kills are behind, and at least
-// how slowly. What is left is made to last for killPatience: on a machine that is busy
-// with other things, a killed instance is a while in coming back.
+// trickle is how much slower events are sent while kills are behind, and between
+// which bounds. What is left is made to last for killPatience: on a machine that is
+// busy with other things, a killed instance is a while in coming back.
 const (
 	trickle      = 10
 	trickleMin   = 5 * time.Millisecond
+	trickleMax   = 200 * time.Millisecond
 	killPatience = time.Minute
 )
 
@@ -290,7 +291,8 @@ func (t *trial) interval(n int) time.Duration {
 	interval := stage.Every(t.Rate)(n)
 	for _, c := range t.contenders {
 		if due := 5 * n * len(c.plan) / (4 * t.Events); int(c.killed.Load()) < min(due, len(c.plan)) {
-			return max(trickle*interval, trickleMin, killPatience/time.Duration(max(t.Events-n, 1)))
+			lasting := min(killPatience/time.Duration(max(t.Events-n, 1)), trickleMax)
+			return max(trickle*interval, trickleMin, lasting)
 		}
 	}
 	return interval
