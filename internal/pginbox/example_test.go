@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -27,8 +26,8 @@ func pickTasks(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
 
 func Example() {
 	ctx := context.Background()
-	t := &exampleTB{}
-	defer t.cleanup()
+	t, end := sandboxtest.Example()
+	defer end()
 	databaseURL := sandboxtest.Database(t) // yours
 
 	// Whenever the program starts: it does nothing where there is nothing to do.
@@ -78,8 +77,8 @@ func Example() {
 
 // A consumer polls, processes and acknowledges until its context ends.
 func ExampleConsumer() {
-	t := &exampleTB{}
-	defer t.cleanup()
+	t, end := sandboxtest.Example()
+	defer end()
 	databaseURL, brokers, topic := sandboxtest.Database(t), sandboxtest.Brokers(t), sandboxtest.Topic(t, 1) // yours
 	ctx, stop := context.WithCancel(context.Background())                                                   // signal.NotifyContext, in a program
 	defer stop()
@@ -142,8 +141,8 @@ func ExampleConsumer() {
 // fences its former owner off.
 func ExampleInbox_Resume() {
 	ctx := context.Background()
-	t := &exampleTB{}
-	defer t.cleanup()
+	t, end := sandboxtest.Example()
+	defer end()
 	databaseURL := sandboxtest.Database(t) // yours
 	if err := pginbox.Migrate(ctx, databaseURL); err != nil {
 		log.Fatal(err)
@@ -198,25 +197,4 @@ func ExampleInbox_Resume() {
 	// refused: true
 	// second handles evt_9f3l
 	// <nil>
-}
-
-// exampleTB lets an example, which has no testing.TB, use the tests' services.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (t *exampleTB) Helper()                   {}
-func (t *exampleTB) Name() string              { return "example" }
-func (t *exampleTB) Context() context.Context  { return context.Background() }
-func (t *exampleTB) Cleanup(f func())          { t.cleanups = append(t.cleanups, f) }
-func (t *exampleTB) Errorf(f string, a ...any) { log.Printf(f, a...) }
-func (t *exampleTB) FailNow()                  { log.Fatal("the example failed") }
-
-func (t *exampleTB) cleanup() {
-	for len(t.cleanups) > 0 {
-		last := len(t.cleanups) - 1
-		t.cleanups[last]()
-		t.cleanups = t.cleanups[:last]
-	}
 }
