@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -51,16 +52,19 @@ var ErrMalformed = errors.New("malformed OrderPaid event")
 func (e Event) Encode() []byte {
 	b, err := json.Marshal(e)
 	if err != nil {
-		// Only a year outside 0..9999 can get here; no such event can be made
-		// by Decode or by a Generator.
+		// Only a time that RFC 3339 cannot write can get here: a year outside
+		// 0..9999, or a zone of 24 hours or more. Decode lets none through, and
+		// Stream makes none.
 		panic(fmt.Sprintf("order: encode event %q: %v", e.ID, err))
 	}
 	return b
 }
 
 // Decode reads what [Event.Encode] wrote. An empty value (a Kafka tombstone),
-// anything that is not a JSON object in UTF-8, and an event without order id, customer or
-// a positive sequence are refused with an error that wraps [ErrMalformed].
+// anything that is not a JSON object in UTF-8, an event without order id, customer or
+// a positive sequence, and one at a time that cannot be written again are refused with
+// an error that wraps [ErrMalformed] and names the cause. So is an order id or a customer
+// with U+FFFD: several that could not be read would be taken for one.
 //
 // The id inside the body may be empty: identity is [ID]'s to decide.
 func Decode(b []byte) (Event, error) {
@@ -82,9 +86,20 @@ func Decode(b []byte) (Event, error) {
 		return Event{}, fmt.Errorf("%w: customer is missing", ErrMalformed)
 	case e.Sequence < 1:
 		return Event{}, fmt.Errorf("%w: sequence is %d, must be at least 1", ErrMalformed, e.Sequence)
+	// encoding/json also puts it in the place of half a surrogate pair, such as \ud800.
+	case strings.ContainsRune(e.OrderID, utf8.RuneError):
+		return Event{}, fmt.Errorf("%w: order_id %q has U+FFFD, which stands for what could not be read", ErrMalformed, e.OrderID)
+	case strings.ContainsRune(e.Customer, utf8.RuneError):
+		return Event{}, fmt.Errorf("%w: customer %q has U+FFFD, which stands for what could not be read", ErrMalformed, e.Customer)
+	}
+	// Go reads a zone of 24 hours, and does not write it.
+	if _, offset := e.OccurredAt.Zone(); offset <= -secondsPerDay || offset >= secondsPerDay {
+		return Event{}, fmt.Errorf("%w: occurred_at is in a zone %d hours from UTC, must be less than 24", ErrMalformed, offset/3600)
 	}
 	return e, nil
 }
+
+const secondsPerDay = 24 * 60 * 60
 
 // Record returns the event as a record of topic, keyed by order id and
 // identified by the [HeaderEventID] header.

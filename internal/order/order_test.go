@@ -50,15 +50,18 @@ func TestCodec(t *testing.T) {
 	require.Equal(t, event, decoded)
 
 	for name, value := range map[string]string{
-		"a tombstone":      "",
-		"not JSON":         "\xff\xfe",
-		"no UTF-8":         "{\"order_id\":\"o\xff\",\"customer\":\"c\",\"sequence\":1}",
-		"not an object":    `[1]`,
-		"no order":         `{"customer":"c","sequence":1}`,
-		"no customer":      `{"order_id":"o","sequence":1}`,
-		"no sequence":      `{"order_id":"o","customer":"c"}`,
-		"a wrong type":     `{"order_id":7,"customer":"c","sequence":1}`,
-		"cut off half way": string(event.Encode()[:20]),
+		"a tombstone":           "",
+		"not JSON":              "\xff\xfe",
+		"no UTF-8":              "{\"order_id\":\"o\xff\",\"customer\":\"c\",\"sequence\":1}",
+		"not an object":         `[1]`,
+		"no order":              `{"customer":"c","sequence":1}`,
+		"no customer":           `{"order_id":"o","sequence":1}`,
+		"no sequence":           `{"order_id":"o","customer":"c"}`,
+		"a wrong type":          `{"order_id":7,"customer":"c","sequence":1}`,
+		"half a pair, order":    `{"order_id":"\ud800","customer":"c","sequence":1}`,
+		"half a pair, customer": `{"order_id":"o","customer":"\udfff","sequence":1}`,
+		"no zone on earth":      `{"order_id":"o","customer":"c","sequence":1,"occurred_at":"2026-01-05T14:02:11-24:00"}`,
+		"cut off half way":      string(event.Encode()[:20]),
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := order.Decode([]byte(value))

@@ -41,6 +41,12 @@ const (
 	Impatient = 2 * time.Second
 )
 
+// transactionTimeout is for faults in which no transaction is to be aborted because it
+// took its time; those in which one is bring one of their own. Half of it is as long as
+// a member may stand still without losing its partitions: in two-phase, nothing is
+// decided after that.
+const transactionTimeout = 2 * Patient
+
 // Options say what is put on, and where.
 type Options struct {
 	Services *sandbox.Services
@@ -283,14 +289,19 @@ func (s *Stage) Enter(e Entry) (*Member, error) {
 	return m, nil
 }
 
-// sizes are the flags that keep batches small, so that there are many steps.
+// sizes are the flags that keep batches small, so that there are many steps, and
+// transactions open, however busy the machine is.
 func (s *Stage) sizes() []string {
 	if s.Lane.Program == cli.EOSPipelineName {
-		return []string{
+		sizes := []string{
 			"--dead-letters=" + s.DeadLetters,
 			fmt.Sprintf("--max-transaction-records=%d", Batch),
 			"--commit-interval=20ms",
 		}
+		if s.Lane.Transactional {
+			sizes = append(sizes, "--transaction-timeout="+transactionTimeout.String())
+		}
+		return sizes
 	}
 	return []string{fmt.Sprintf("--batch-size=%d", Batch)}
 }

@@ -100,7 +100,7 @@ func (s *Stage) groupState(ctx context.Context) (state string, members int, err 
 
 // stall ends a wait in which nothing has moved for so long. It is longer than any
 // timeout that a pipeline waits out.
-const stall = 60 * time.Second
+const stall = 90 * time.Second
 
 // AwaitConsumed waits until everything that was sent is consumed, by the lane's own
 // account. It gives up where the lane does not get any further.
