@@ -23,7 +23,7 @@ var brokerRestarted = Fault{
 		return why(s.KafkaControl())
 	},
 	Inject: func(ctx context.Context, s *stage.Stage) error {
-		return disturbed(ctx, s, func(ctx context.Context) error {
+		return disturbed(ctx, s, "a broker was stopped and started again", func(ctx context.Context) error {
 			node := anyOf(s, s.Services.Nodes())
 			return errors.Join(s.Services.StopBroker(ctx, node), s.Services.StartBroker(ctx, node))
 		})
@@ -50,7 +50,7 @@ var brokerKilled = Fault{
 		return ""
 	},
 	Inject: func(ctx context.Context, s *stage.Stage) error {
-		return disturbed(ctx, s, func(ctx context.Context) error {
+		return disturbed(ctx, s, "a broker was killed (SIGKILL) and started again", func(ctx context.Context) error {
 			node, err := leading(ctx, s)
 			if err != nil {
 				return err
@@ -84,7 +84,7 @@ var postgresRestarted = Fault{
 	Disturbs: DisturbsPostgres,
 	Unfit:    noPostgres,
 	Inject: func(ctx context.Context, s *stage.Stage) error {
-		return disturbed(ctx, s, func(ctx context.Context) error {
+		return disturbed(ctx, s, "Postgres was stopped and started again", func(ctx context.Context) error {
 			return errors.Join(s.Services.StopPostgres(ctx), s.Services.StartPostgres(ctx))
 		})
 	},
@@ -126,7 +126,7 @@ func crash(ctx context.Context, s *stage.Stage, m *stage.Member) error {
 			return err
 		}
 	}
-	err := s.Together(ctx, func(ctx context.Context) error {
+	err := s.Together(ctx, "every process of Postgres was killed (SIGKILL), and it was started again", func(ctx context.Context) error {
 		return errors.Join(s.Services.KillPostgres(ctx), s.Services.StartPostgres(ctx))
 	})
 	if err := errors.Join(err, s.API.Signal(syscall.SIGCONT), m.Continue()); err != nil {
@@ -137,7 +137,7 @@ func crash(ctx context.Context, s *stage.Stage, m *stage.Member) error {
 
 // disturbed has a member consume a stream of events, and disturbs the services in the
 // middle of it, once for all stages that meet.
-func disturbed(ctx context.Context, s *stage.Stage, disturb func(context.Context) error) error {
+func disturbed(ctx context.Context, s *stage.Stage, what string, disturb func(context.Context) error) error {
 	m, err := s.Enter(stage.Entry{})
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ func disturbed(ctx context.Context, s *stage.Stage, disturb func(context.Context
 		if err := inTheMiddle(ctx, s, m); err != nil {
 			return err
 		}
-		if err := s.Together(ctx, disturb); err != nil {
+		if err := s.Together(ctx, what, disturb); err != nil {
 			return err
 		}
 		return inTheMiddle(ctx, s, m)

@@ -3,6 +3,7 @@ package stage
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // Meeting is where stages meet that share services which are to be disturbed: what
@@ -19,6 +20,7 @@ type round struct {
 	disturb func(context.Context) error
 	ctx     context.Context
 	done    chan struct{}
+	began   time.Time // the disturbance
 	err     error
 }
 
@@ -28,8 +30,15 @@ func NewMeeting(members int) *Meeting { return &Meeting{members: members} }
 // Do waits until every member has called Do or has left. Then disturb of the one who
 // came last is called, and all get its error.
 func (m *Meeting) Do(ctx context.Context, disturb func(context.Context) error) error {
+	_, err := m.do(ctx, disturb)
+	return err
+}
+
+// do is Do, and says when the disturbance began.
+func (m *Meeting) do(ctx context.Context, disturb func(context.Context) error) (began time.Time, err error) {
 	if m == nil {
-		return disturb(ctx)
+		began = time.Now()
+		return began, disturb(ctx)
 	}
 	m.mu.Lock()
 	if m.round == nil {
@@ -42,9 +51,9 @@ func (m *Meeting) Do(ctx context.Context, disturb func(context.Context) error) e
 	m.mu.Unlock()
 	select {
 	case <-r.done:
-		return r.err
+		return r.began, r.err
 	case <-ctx.Done():
-		return ctx.Err()
+		return time.Time{}, ctx.Err()
 	}
 }
 
@@ -67,6 +76,7 @@ func (m *Meeting) proceed() {
 	}
 	m.round = nil
 	go func() {
+		r.began = time.Now()
 		r.err = r.disturb(r.ctx)
 		close(r.done)
 	}()
