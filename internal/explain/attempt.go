@@ -35,8 +35,9 @@ type attempt struct {
 	effects  []audit.Effect
 	// incidents are all that the process had.
 	incidents []trace.Incident
-	// last is when the process last passed any step, and next when it passed the first one
-	// in this role after the last with the event; zero where it did not.
+	// last is when the process last passed any step, and next when it turned to something
+	// else than the event: passed the next step in this role without it or, of a call, when
+	// the next one for the event began; zero where it did not.
 	last, next time.Time
 }
 
@@ -45,6 +46,14 @@ func (a *attempt) String() string {
 		return string(a.role) + a.name + ","
 	}
 	return string(a.role) + cmp.Or(a.name, "without a name")
+}
+
+// does is what it did where it has left an effect.
+func (a *attempt) does() string {
+	if a.role == publisher {
+		return "sent it"
+	}
+	return "did it"
 }
 
 // attempts returns those that passed a step with the event or left an effect, in
@@ -136,8 +145,11 @@ func (c Cell) calls(eventID string) (all []*attempt) {
 		}
 		call.passings = append(call.passings, p)
 	}
-	for _, call := range all {
+	for i, call := range all {
 		call.last = last[call.name]
+		if i+1 < len(all) { // nobody waits for the answer any more
+			call.next = all[i+1].began()
+		}
 	}
 	return all
 }
@@ -275,9 +287,17 @@ func (a *attempt) after(t time.Time) string {
 	return "after " + join(steps)
 }
 
-// between says between which steps it was at a time. What all handlers pass together
-// comes next only when each of them is done.
+// between says between which steps it was at a time.
 func (a *attempt) between(t time.Time) string {
+	if next := a.before(t); len(next) > 0 {
+		return a.after(t) + ", before " + join(next)
+	}
+	return a.after(t)
+}
+
+// before are the steps that came next at a time. What all handlers pass together comes
+// only when each of them is done.
+func (a *attempt) before(t time.Time) []string {
 	var alone, together []string
 	for _, p := range a.frontier(t) {
 		i := slices.Index(a.steps, p.Step) + 1
@@ -294,13 +314,10 @@ func (a *attempt) between(t time.Time) string {
 			together = []string{quoted(next)}
 		}
 	}
-	if len(alone) == 0 {
-		alone = together
+	if len(alone) > 0 {
+		return alone
 	}
-	if len(alone) == 0 {
-		return a.after(t)
-	}
-	return a.after(t) + ", before " + join(alone)
+	return together
 }
 
 // alone says whether handlers pass a step each for itself: where nobody has passed it yet

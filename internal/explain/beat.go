@@ -14,8 +14,10 @@ type beat struct {
 	at time.Time
 	// who did it; "" where nobody in particular did.
 	who string
-	// did is what; "" is what the whole life is about, the effect itself.
-	did string
+	// did is what, and effect says that it was the effect itself, "did it": of this it is
+	// told how often.
+	did    string
+	effect bool
 }
 
 // tell puts beats into words, a part for each stretch in which one actor alone was at
@@ -25,22 +27,24 @@ func tell(beats []beat) (parts []string) {
 	done := 0
 	for len(beats) > 0 {
 		who := beats[0].who
+		if who == "" {
+			parts, beats = append(parts, beats[0].did), beats[1:]
+			continue
+		}
 		var did []string
 		for len(beats) > 0 && beats[0].who == who {
-			if beats[0].did != "" {
-				did, beats = append(did, beats[0].did), beats[1:]
-				if who == "" {
-					break
-				}
-				continue
+			first, n := beats[0], 1
+			for n < len(beats) && first.effect && beats[n].who == who && beats[n].effect {
+				n++
 			}
-			n := 0
-			for ; n < len(beats) && beats[n].who == who && beats[n].did == ""; n++ {
+			beats = beats[n:]
+			if first.effect {
+				first.did += times(n, done > 0)
+				done += n
 			}
-			did, beats = append(did, times(n, done > 0)), beats[n:]
-			done += n
+			did = append(did, first.did)
 		}
-		parts = append(parts, strings.TrimSpace(who+" "+join(did)))
+		parts = append(parts, who+" "+inTurn(did))
 	}
 	return parts
 }
@@ -49,13 +53,22 @@ func tell(beats []beat) (parts []string) {
 func times(n int, again bool) string {
 	switch {
 	case n == 1 && again:
-		return "did it again"
+		return " again"
 	case n == 1:
-		return "did it"
+		return ""
 	case again:
-		return fmt.Sprintf("did it %d times more", n)
+		return fmt.Sprintf(" %d times more", n)
 	}
-	return fmt.Sprintf("did it %d times", n)
+	return fmt.Sprintf(" %d times", n)
+}
+
+// inTurn joins what one did. Where there are commas in it, more than "and" is needed to
+// see what ends where.
+func inTurn(did []string) string {
+	if slices.ContainsFunc(did[:len(did)-1], func(s string) bool { return strings.Contains(s, ", ") }) {
+		return strings.Join(did, ", and ")
+	}
+	return join(did)
 }
 
 // words says what happened to an attempt.
@@ -81,12 +94,21 @@ func words(i trace.Incident) string {
 // struck are the incidents that the attempt had with the event in hand. It woke up where
 // it stood still before.
 func (a *attempt) struck() (all []trace.Incident) {
-	still := false
+	var still, awake bool // awake, and nobody knows what it was at from then on
 	for _, i := range a.incidents {
 		switch {
-		case i.Ended && a.interrupted(i), !i.Ended && i.What != "SIGCONT" && a.at(i.At), still && i.What == "SIGCONT":
+		case i.Ended:
+			if a.interrupted(i) {
+				all = append(all, i)
+			}
+		case i.What == "SIGCONT":
+			if still {
+				all = append(all, i)
+			}
+			still, awake = false, !i.At.Before(a.done())
+		case a.at(i.At) && !awake:
 			all = append(all, i)
-			still = i.What == "SIGSTOP" || still && i.What != "SIGCONT"
+			still = still || i.What == "SIGSTOP"
 		}
 	}
 	return all
@@ -96,30 +118,39 @@ func (a *attempt) struck() (all []trace.Incident) {
 // step or, where it was killed, right after it. One that ended well had given the event
 // up before.
 func (a *attempt) interrupted(end trace.Incident) bool {
-	if len(a.passings) == 0 || end.What == trace.Exit {
+	switch {
+	case len(a.passings) == 0 || end.What == trace.Exit:
 		return false
+	case a.role == thirdParty:
+		// Others are called at the same time, so a step of theirs says nothing. What was
+		// answered matters where it was asked again.
+		return a.unfinished(end.At) && (a.next.IsZero() || end.At.Before(a.next)) ||
+			!a.unfinished(end.At) && end.At.Before(a.next)
 	}
 	return a.unfinished(end.At) || strings.HasPrefix(end.What, "SIG") && a.done().Equal(a.last)
 }
 
 // fate are the beats of what the attempt had to bear with the event in hand, and, where it
-// was not done with it in the end, how far it came.
+// was not done with it in the end, what it never came to.
 func (a *attempt) fate() (beats []beat) {
-	ended := false
+	last, ended := a.done(), false
 	for _, i := range a.struck() {
 		did := words(i)
 		if i.What != "SIGCONT" {
 			did += " " + a.between(i.At)
 		}
-		beats = append(beats, beat{i.At, a.String(), did})
+		beats = append(beats, beat{at: i.At, who: a.String(), did: did})
 		ended = ended || i.Ended
-	}
-	if !ended && len(a.passings) > 0 && a.unfinished(a.done()) {
-		did := "came no further than " + strings.TrimPrefix(a.after(a.done()), "after ")
-		if a.role == thirdParty {
-			did = "gave no answer " + a.after(a.done())
+		if i.At.After(last) {
+			last = i.At
 		}
-		beats = append(beats, beat{a.done(), a.String(), did})
+	}
+	if !ended && len(a.passings) > 0 && a.unfinished(last) {
+		did := "never passed " + join(a.before(last))
+		if a.role == thirdParty {
+			did = "gave no answer " + a.after(last)
+		}
+		beats = append(beats, beat{at: last, who: a.String(), did: did})
 	}
 	return beats
 }

@@ -177,14 +177,14 @@ func (l life) verdict(p place) string {
 			switch {
 			case e.Where != p.where:
 			case e.Aborted:
-				aborts = append(aborts, beat{a.when(e), a.String(), "left an aborted record"})
+				aborts = append(aborts, beat{at: a.when(e), who: a.String(), did: "left an aborted record"})
 				aborters = including(aborters, a)
 			default:
-				did = append(did, beat{at: a.when(e), who: a.String()})
+				did = append(did, beat{at: a.when(e), who: a.String(), did: a.does(), effect: true})
 				doers = including(doers, a)
 			}
 		}
-		if !slices.Contains(doers, a) && !slices.Contains(aborters, a) {
+		if a.role == l.doing(p) && !slices.Contains(doers, a) && !slices.Contains(aborters, a) {
 			others = append(others, a)
 		}
 	}
@@ -194,7 +194,7 @@ func (l life) verdict(p place) string {
 	case len(did) > 1:
 		return say(lane.Duplicated, l.duplicated(p, doers, did)...)
 	case len(aborts) > 0:
-		did[0].did = "left the one that counts"
+		did[0] = beat{at: did[0].at, who: did[0].who, did: "left the one that counts"}
 		beats := append(aborts, did...)
 		return say(lane.AbortedVisible, tell(slices.Concat(beats, meanwhile(beats, l.common), fates(including(aborters, doers[0]))))...)
 	}
@@ -209,6 +209,15 @@ func say(o lane.Outcome, parts ...string) string {
 	return fmt.Sprintf("%s in %s: %s", o, placeholder, strings.Join(parts, "; "))
 }
 
+// doing is the role of those who leave something in a place: a topic is the relay's, where
+// there is one.
+func (l life) doing(p place) role {
+	if p.topic && slices.ContainsFunc(l.Passings, func(p trace.Passing) bool { return p.Handler == relay }) {
+		return publisher
+	}
+	return consumer
+}
+
 // including is a list with one more, if it is not in it.
 func including(list []*attempt, a *attempt) []*attempt {
 	if slices.Contains(list, a) {
@@ -217,13 +226,17 @@ func including(list []*attempt, a *attempt) []*attempt {
 	return append(list, a)
 }
 
-// all names attempts.
+// all names attempts of one role.
 func all(list []*attempt) string {
+	if len(list) == 1 {
+		return list[0].String()
+	}
 	var parts []string
 	for _, a := range list {
-		parts = append(parts, a.String())
+		parts = append(parts, a.name)
 	}
-	return join(parts)
+	plural := map[role]string{consumer: "attempts ", publisher: "the relays of attempts "}
+	return plural[list[0].role] + join(parts)
 }
 
 func fates(list []*attempt) (beats []beat) {
@@ -244,11 +257,14 @@ func meanwhile(beats []beat, common func(begin, end time.Time) []trace.Incident)
 
 // duplicated says who did it, who again, and what happened meanwhile.
 func (l life) duplicated(p place, doers []*attempt, did []beat) []string {
-	beats := slices.Concat(meanwhile(did, l.common), l.takeovers(doers), did, fates(doers))
+	why := slices.Concat(meanwhile(did, l.common), l.takeovers(doers), fates(doers))
 	if p.where == string(lane.HTTP) {
-		beats = append(beats, fates(l.calls)...)
+		why = append(why, fates(l.calls)...)
 	}
-	parts := tell(beats)
+	parts := tell(slices.Concat(did, why))
+	if len(why) > 0 {
+		return parts
+	}
 	for _, a := range doers {
 		n := 0
 		for _, b := range did {
@@ -275,7 +291,7 @@ func (l life) takeovers(doers []*attempt) (beats []beat) {
 		for _, b := range doers {
 			still := slices.ContainsFunc(b.struck(), func(i trace.Incident) bool { return i.What == "SIGSTOP" && !i.At.After(a.began()) })
 			if a != b && still && a.began().Before(b.done()) {
-				beats = append(beats, beat{a.began(), a.String(), "got it meanwhile"})
+				beats = append(beats, beat{at: a.began(), who: a.String(), did: "got it meanwhile"})
 				break
 			}
 		}
@@ -299,10 +315,7 @@ func (l life) most(a *attempt, steps []string) (most int) {
 // lost says which steps nobody passed with it, who came how far, and what happened to
 // all from then on.
 func (l life) lost(p place, aborts []beat) (parts []string) {
-	r := consumer
-	if p.topic && slices.ContainsFunc(l.attempts, func(a *attempt) bool { return a.role == publisher }) {
-		r = publisher
-	}
+	r := l.doing(p)
 	passed := make(map[string]bool)
 	var steps, missing []string
 	var begin time.Time
@@ -324,7 +337,7 @@ func (l life) lost(p place, aborts []beat) (parts []string) {
 		}
 		fate := a.fate()
 		if len(fate) == 0 {
-			fate = []beat{{a.done(), a.String(), "passed " + join(distinct(a))}}
+			fate = []beat{{at: a.done(), who: a.String(), did: "passed " + join(distinct(a))}}
 		}
 		beats = append(beats, fate...)
 	}
@@ -342,7 +355,11 @@ func (l life) lost(p place, aborts []beat) (parts []string) {
 	if len(missing) > 0 {
 		return append([]string{"no attempt passed " + strings.Join(missing, " or ") + " with it"}, tell(beats)...)
 	}
-	return append(tell(beats), "so it was given up as a dead letter, or what was done was undone later")
+	so := "so it was given up as a dead letter"
+	if !slices.ContainsFunc(l.common(begin, time.Time{}), func(i trace.Incident) bool { return len(i.Events) > 0 }) {
+		so = "so what was done was undone again, or it was given up as a dead letter"
+	}
+	return append(tell(beats), so)
 }
 
 // distinct are the steps that the attempt passed with the event, each once.

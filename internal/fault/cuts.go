@@ -85,7 +85,7 @@ func cut(ctx context.Context, s *stage.Stage, proxy *wire.Proxy, kind wire.Kind,
 		var all []<-chan struct{}
 		for n := range inARow {
 			all = append(all, proxy.At(wire.Trigger{On: kind, Nth: n + 1, When: when, Do: func(strike *wire.Strike) {
-				s.Happened(fmt.Sprintf("the connection was cut while %s was in flight: %s", kind, said[when]))
+				s.Happened(fmt.Sprintf("the connection was cut while %s was in flight: %s", requests[kind], said[when]))
 				strike.Cut()
 			}}))
 		}
@@ -103,6 +103,16 @@ func cut(ctx context.Context, s *stage.Stage, proxy *wire.Proxy, kind wire.Kind,
 		}
 	}
 	return nil
+}
+
+// requests are the names that requests have in their protocols.
+var requests = map[wire.Kind]string{
+	wire.Commit:           "COMMIT",
+	wire.EndTxn:           "EndTxn",
+	wire.Produce:          "Produce",
+	wire.OffsetCommit:     "OffsetCommit",
+	wire.TxnOffsetCommit:  "TxnOffsetCommit",
+	wire.ShareAcknowledge: "ShareAcknowledge",
 }
 
 // said says when a connection was cut.
