@@ -115,6 +115,7 @@ func (c Cell) attempts(eventID string) []*attempt {
 		if len(a.passings) > 0 || len(a.effects) > 0 {
 			a.last = last[a.name]
 			a.incidents = incidentsOf(c.Incidents, a.name)
+			a.retime()
 			own = append(own, a)
 		}
 	}
@@ -122,6 +123,34 @@ func (c Cell) attempts(eventID string) []*attempt {
 		return cmp.Or(a.began().Compare(b.began()), cmp.Compare(a.name, b.name), cmp.Compare(a.role, b.role))
 	})
 	return own
+}
+
+// retime gives records of its own that it made one after the other, and that all have the
+// time of the event as records outside of transactions do, the times at which it passed the
+// last step that it, or one handler, passed as often.
+func (a *attempt) retime() {
+	var records []*audit.Effect
+	for i := range a.effects {
+		if e := &a.effects[i]; isTopic(*e) && !e.Aborted && !e.At.Truncate(time.Millisecond).After(a.began()) {
+			records = append(records, e)
+		}
+	}
+	if len(records) < 2 {
+		return
+	}
+	passed := make(map[string][]time.Time)
+	for _, p := range a.passings {
+		passed[step(p)] = append(passed[step(p)], p.At)
+	}
+	var at []time.Time
+	for _, times := range passed {
+		if len(times) == len(records) && (at == nil || times[0].After(at[0])) {
+			at = times
+		}
+	}
+	for i := range at {
+		records[i].At = at[i]
+	}
 }
 
 // calls returns the calls of the third party for the event, in the order in which they
@@ -224,13 +253,26 @@ func (a *attempt) when(e audit.Effect) time.Time {
 	if end := a.end(); end != nil && end.At.After(latest) {
 		latest = end.At
 	}
+	at := e.At
+	if isTopic(e) { // Kafka counts in milliseconds
+		at = at.Add(time.Millisecond - 1)
+	}
+	if e.Aborted { // its time is that of the abort
+		left := a.began()
+		for _, p := range a.passings {
+			if e.At.IsZero() || !p.At.After(at) {
+				left = p.At
+			}
+		}
+		return left
+	}
 	switch {
-	case e.At.IsZero() || e.At.After(latest):
+	case e.At.IsZero() || at.After(latest):
 		return latest
-	case e.At.Before(a.began()):
+	case at.Before(a.began()):
 		return a.began()
 	}
-	return e.At
+	return at
 }
 
 // end is how the process ended; nil where nobody has noted that.

@@ -114,6 +114,16 @@ func (a *attempt) struck() (all []trace.Incident) {
 	return all
 }
 
+// still says that it stood still at a time, with the event in hand.
+func (a *attempt) still(t time.Time) (still bool) {
+	for _, i := range a.struck() {
+		if !i.At.After(t) {
+			still = i.What == "SIGSTOP" || still && i.What == "SIGTERM"
+		}
+	}
+	return still
+}
+
 // interrupted says that an end came while the attempt was at the event: before the last
 // step or, where it was killed, right after it. One that ended well had given the event
 // up before.
@@ -133,11 +143,12 @@ func (a *attempt) interrupted(end trace.Incident) bool {
 // fate are the beats of what the attempt had to bear with the event in hand, and, where it
 // was not done with it in the end, what it never came to.
 func (a *attempt) fate() (beats []beat) {
-	last, ended := a.done(), false
+	last, ended, where := a.done(), false, ""
 	for _, i := range a.struck() {
 		did := words(i)
-		if i.What != "SIGCONT" {
-			did += " " + a.between(i.At)
+		if between := a.between(i.At); i.What != "SIGCONT" && between != where {
+			did += " " + between
+			where = between
 		}
 		beats = append(beats, beat{at: i.At, who: a.String(), did: did})
 		ended = ended || i.Ended

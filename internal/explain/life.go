@@ -195,8 +195,8 @@ func (l life) verdict(p place) string {
 		return say(lane.Duplicated, l.duplicated(p, doers, did)...)
 	case len(aborts) > 0:
 		did[0] = beat{at: did[0].at, who: did[0].who, did: "left the one that counts"}
-		beats := append(aborts, did...)
-		return say(lane.AbortedVisible, tell(slices.Concat(beats, meanwhile(beats, l.common), fates(including(aborters, doers[0]))))...)
+		beats, both := append(aborts, did...), including(aborters, doers[0])
+		return say(lane.AbortedVisible, tell(slices.Concat(l.takeovers(both), beats, meanwhile(beats, l.common), fates(both)))...)
 	}
 	parts := tell(append(did, doers[0].fate()...))
 	if len(others) > 0 {
@@ -257,7 +257,11 @@ func meanwhile(beats []beat, common func(begin, end time.Time) []trace.Incident)
 
 // duplicated says who did it, who again, and what happened meanwhile.
 func (l life) duplicated(p place, doers []*attempt, did []beat) []string {
-	why := slices.Concat(meanwhile(did, l.common), l.takeovers(doers), fates(doers))
+	var had []beat // by whom, from when to when
+	for _, a := range doers {
+		had = append(had, beat{at: a.began()}, beat{at: a.done()})
+	}
+	why := slices.Concat(meanwhile(append(had, did...), l.common), l.takeovers(doers), fates(doers))
 	if p.where == string(lane.HTTP) {
 		why = append(why, fates(l.calls)...)
 	}
@@ -276,7 +280,11 @@ func (l life) duplicated(p place, doers []*attempt, did []beat) []string {
 			continue
 		}
 		if delivered := l.most(a, a.steps[:min(1, len(a.steps))]); delivered > 1 {
-			parts = append(parts, fmt.Sprintf("it was delivered to %s %d times", a.name, delivered))
+			given := "delivered to"
+			if a.role == publisher {
+				given = "claimed by"
+			}
+			parts = append(parts, fmt.Sprintf("it was %s %s %d times", given, a.name, delivered))
 		} else if tries := l.most(a, a.steps); tries > 1 {
 			parts = append(parts, fmt.Sprintf("%s tried %d times", a.name, tries))
 		}
@@ -288,12 +296,8 @@ func (l life) duplicated(p place, doers []*attempt, did []beat) []string {
 // it in hand.
 func (l life) takeovers(doers []*attempt) (beats []beat) {
 	for _, a := range doers {
-		for _, b := range doers {
-			still := slices.ContainsFunc(b.struck(), func(i trace.Incident) bool { return i.What == "SIGSTOP" && !i.At.After(a.began()) })
-			if a != b && still && a.began().Before(b.done()) {
-				beats = append(beats, beat{at: a.began(), who: a.String(), did: "got it meanwhile"})
-				break
-			}
+		if slices.ContainsFunc(doers, func(b *attempt) bool { return b != a && b.still(a.began()) }) {
+			beats = append(beats, beat{at: a.began(), who: a.String(), did: "got it meanwhile"})
 		}
 	}
 	return beats
@@ -337,7 +341,7 @@ func (l life) lost(p place, aborts []beat) (parts []string) {
 		}
 		fate := a.fate()
 		if len(fate) == 0 {
-			fate = []beat{{at: a.done(), who: a.String(), did: "passed " + join(distinct(a))}}
+			fate = []beat{{at: a.began(), who: a.String(), did: "passed " + join(distinct(a))}}
 		}
 		beats = append(beats, fate...)
 	}

@@ -226,14 +226,14 @@ func (s *Stage) partitions() int32 {
 	return 3
 }
 
-// Together calls disturb once for all stages that meet here: when the last of them
-// has called Together. It returns when disturb has, with its error. What was done is kept
-// as by [Stage.Happened].
-func (s *Stage) Together(ctx context.Context, what string, disturb func(context.Context) error) error {
+// Together disturbs services once for all stages that meet here: when the last of them has
+// called Together, with what that one says. It returns when that is over, with its error.
+func (s *Stage) Together(ctx context.Context, d Disturbance) error {
 	s.Struck()
-	began, err := s.together.do(ctx, disturb)
+	struck, err := s.together.do(ctx, d)
 	if err == nil {
-		s.happened(began, what)
+		s.happened(struck, d.Struck)
+		s.Happened(d.Mended)
 	}
 	return err
 }
