@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/delivered-twice/delivered-twice/internal/audit"
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/explain"
 	"github.com/delivered-twice/delivered-twice/internal/nearest"
@@ -28,13 +30,13 @@ func explainCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cells, err := keptCells(args[0])
+			cells, unaudited, err := keptCells(args[0])
 			if err != nil {
 				return err
 			}
 			text, err := explained(cells, args[1])
 			if err != nil {
-				return fmt.Errorf("%s: %w", args[0], err)
+				return fmt.Errorf("%s: %w%s", args[0], err, unaudited)
 			}
 			_, err = cmd.OutOrStdout().Write(text)
 			return err
@@ -48,8 +50,12 @@ type keptCell struct {
 	name string // below the folder that was asked for
 }
 
-// keptCells reads every cell at or below dir.
-func keptCells(dir string) (cells []keptCell, err error) {
+// keptCells reads every cell at or below dir, and says which have no effects: a run that
+// breaks off does not look for any, and nothing can be told of what became of an event.
+func keptCells(dir string) (cells []keptCell, unaudited string, err error) {
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return nil, "", fmt.Errorf("there is no folder %s: name one that a run has kept, such as runs/<time>", dir)
+	}
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() && entry.Name() == trace.ThirdParty {
 			return filepath.SkipDir // it is read with the lane that has called it
@@ -58,6 +64,10 @@ func keptCells(dir string) (cells []keptCell, err error) {
 			return err
 		}
 		folder := filepath.Dir(path)
+		if _, err := os.Stat(filepath.Join(folder, audit.EffectsFile)); errors.Is(err, fs.ErrNotExist) {
+			unaudited += fmt.Sprintf("; %s has no %s: its run broke off before it looked for effects", folder, audit.EffectsFile)
+			return filepath.SkipDir
+		}
 		cell, err := explain.Read(folder)
 		if err != nil {
 			return err
@@ -69,13 +79,15 @@ func keptCells(dir string) (cells []keptCell, err error) {
 		cells = append(cells, keptCell{cell, name})
 		return filepath.SkipDir
 	})
-	if err != nil {
-		return nil, err
+	switch {
+	case err != nil:
+		return nil, "", err
+	case len(cells) == 0 && unaudited != "":
+		return nil, "", errors.New(strings.TrimPrefix(unaudited, "; "))
+	case len(cells) == 0:
+		return nil, "", fmt.Errorf("there are no traces in %s: a matrix keeps those of cells that held only with --keep", dir)
 	}
-	if len(cells) == 0 {
-		return nil, fmt.Errorf("there is no folder %q in %s or below it: name a folder that a run has kept", trace.Folder, dir)
-	}
-	return cells, nil
+	return cells, unaudited, nil
 }
 
 // explained tells the event's life in every cell, or that nothing is known of it

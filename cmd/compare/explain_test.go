@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ func keepCell(t *testing.T, dir, instance string) {
 	}
 	first, second := instance+".1", instance+".2"
 	pass(first, []string{"evt_twice"}, "polled", "worked", "committed")
-	require.NoError(t, trace.AppendEnding(dir, trace.Ending{Attempt: first, How: "SIGKILL", At: at}))
+	require.NoError(t, trace.AppendIncident(dir, trace.Incident{Attempt: first, What: "SIGKILL", Ended: true, At: at}))
 	pass(second, []string{"evt_once", "evt_twice"}, "polled", "worked", "committed", "acknowledged")
 	require.NoError(t, audit.WriteEffects(dir, []audit.Effect{
 		{EventID: "evt_twice", Attempt: first, Where: "pick_tasks", Position: "1"},
@@ -49,7 +50,7 @@ func TestExplain(t *testing.T) {
 	t.Run("one lane", func(t *testing.T) {
 		done := compare(t, nil, "explain", filepath.Join(dir, "none"), "evt_twice")
 		require.Equal(t, cli.ExitOK, done.code, done.stderr)
-		require.Contains(t, done.stdout, "evt_twice is duplicated in pick_tasks: attempt none-0.1 died after `committed`, before `acknowledged`; attempt none-0.2 did it again.\n")
+		require.Contains(t, done.stdout, "evt_twice is duplicated in pick_tasks: attempt none-0.1 did it and died (SIGKILL) after `committed`, before `acknowledged`; attempt none-0.2 did it again.\n")
 	})
 	t.Run("every lane of a run", func(t *testing.T) {
 		done := compare(t, nil, "explain", dir, "evt_twice")
@@ -66,24 +67,68 @@ func TestExplain(t *testing.T) {
 		args []string
 		says string
 	}{
-		"no event":      {[]string{dir}, "usage: compare explain DIR EVENT_ID"},
-		"no traces":     {[]string{t.TempDir(), "evt_1"}, `there is no folder "traces"`},
-		"no folder":     {[]string{filepath.Join(dir, "missing"), "evt_1"}, "missing"},
-		"a broken cell": {[]string{brokenCell(t), "evt_1"}, "effects.jsonl"},
+		"no event":                              {[]string{dir}, "usage: compare explain DIR EVENT_ID"},
+		"no traces":                             {[]string{t.TempDir(), "evt_1"}, "there are no traces in"},
+		"no folder":                             {[]string{filepath.Join(dir, "missing"), "evt_1"}, "there is no folder " + filepath.Join(dir, "missing") + ": name one"},
+		"a file":                                {[]string{filepath.Join(dir, "none", audit.EffectsFile), "evt_1"}, "there is no folder"},
+		"a broken cell":                         {[]string{filepath.Join(brokenCell(t), "broken"), "evt_1"}, "broken has no effects.jsonl"},
+		"an event that may be in a broken cell": {[]string{brokenCell(t), "evt_1"}, "nothing is known"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			done := compare(t, nil, append([]string{"explain"}, c.args...)...)
 			require.Equal(t, cli.ExitUnusable, done.code)
 			require.Contains(t, done.stderr, c.says)
 			require.Empty(t, done.stdout)
+			if len(c.args) == 2 {
+				require.Equal(t, 1, strings.Count(done.stderr, "\n"), "one line that helps: %s", done.stderr)
+			}
 		})
 	}
+	t.Run("beside a broken cell", func(t *testing.T) {
+		dir := brokenCell(t)
+		done := compare(t, nil, "explain", dir, "evt_twice")
+		require.Equal(t, cli.ExitOK, done.code, done.stderr)
+		require.Contains(t, done.stdout, "attempt fine-0.2 did it again")
+		done = compare(t, nil, "explain", dir, "evt_1")
+		require.Contains(t, done.stderr, "broken has no effects.jsonl")
+	})
 }
 
-// brokenCell is one that was never audited.
+// brokenCell is a folder with a cell that was never audited, and with one that was.
 func brokenCell(t *testing.T) string {
 	dir := t.TempDir()
-	keepCell(t, dir, "none-0")
-	require.NoError(t, os.Remove(filepath.Join(dir, audit.EffectsFile)))
+	keepCell(t, filepath.Join(dir, "fine"), "fine-0")
+	keepCell(t, filepath.Join(dir, "broken"), "broken-0")
+	require.NoError(t, os.Remove(filepath.Join(dir, "broken", audit.EffectsFile)))
 	return dir
+}
+
+// A zombie stands still, is taken for dead, and goes on: that is what is told, and not that
+// it died. It is the example of the README.
+func TestExplainAZombie(t *testing.T) {
+	dir := t.TempDir()
+	done := compare(t, onSharedServices(t), "matrix", "--lane=select-first", "--fault=zombie", "--seed=1", "--keep", "--out="+dir)
+	require.Equal(t, cli.ExitOK, done.code, done.stderr)
+	cells, unaudited, err := keptCells(dir)
+	require.NoError(t, err)
+	require.Empty(t, unaudited)
+	require.Len(t, cells, 1)
+	troubled, others := cells[0].Events()
+	require.NotEmpty(t, troubled)
+	for _, id := range troubled {
+		text, err := explained(cells, id)
+		require.NoError(t, err)
+		told := string(text)
+		require.Regexp(t, `(?s)selectfirst-0\.1  stood still \(SIGSTOP\), as planned: selected:2:pause\n`+
+			`.*selectfirst-1\.1  committed\n.*selectfirst-0\.1  woke up \(SIGCONT\)\n.*selectfirst-0\.1  committed\n`, told)
+		require.Contains(t, told, id+" is duplicated in pick_tasks and loyalty_points: "+
+			"attempt selectfirst-0.1 stood still (SIGSTOP) after `selected`, before `worked`; "+
+			"attempt selectfirst-1.1 got it meanwhile and did it; "+
+			"attempt selectfirst-0.1 woke up (SIGCONT)")
+		require.Contains(t, told, "did it again")
+		require.NotContains(t, told, "died")
+	}
+	told := compare(t, nil, "explain", dir, others[0])
+	require.Equal(t, cli.ExitOK, told.code, told.stderr)
+	require.Contains(t, told.stdout, others[0]+" is once in pick_tasks and loyalty_points")
 }

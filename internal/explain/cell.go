@@ -1,13 +1,13 @@
 // Package explain tells the life of one event from what a run has kept: which
-// attempts passed which steps with it, where they died, what each of them left, and
-// so why the event was lost, done twice or done too late.
+// attempts passed which steps with it, what happened to them and to the services
+// meanwhile, what each of them left, and so why the event was lost, done twice or done
+// too late. It tells what was recorded, and makes nothing up where nothing was.
 package explain
 
 import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/delivered-twice/delivered-twice/internal/audit"
@@ -20,16 +20,18 @@ type Cell struct {
 	Passings []trace.Passing
 	// Effects are all that the audit has found.
 	Effects []audit.Effect
-	// Endings are the signals that attempts got, as far as somebody has noted them.
-	Endings []trace.Ending
-	// Calls are the passings of the third party that was called, the earliest first; none
-	// where none was.
-	Calls []trace.Passing
+	// Incidents are what came from outside, as far as somebody has noted it: the earliest
+	// first.
+	Incidents []trace.Incident
+	// Calls are the passings of the third party that was called, and CallIncidents what
+	// happened to it, the earliest first; none where none was.
+	Calls         []trace.Passing
+	CallIncidents []trace.Incident
 }
 
 // Read reads the cell that is kept in dir: a folder [trace.Folder] with a file for
-// each attempt, [audit.EffectsFile] and, if they are there, [trace.EndingsFile] and the
-// traces in [trace.ThirdParty].
+// each attempt, [audit.EffectsFile] and, if they are there, [trace.IncidentsFile] and
+// the same of the third party in [trace.ThirdParty].
 func Read(dir string) (c Cell, err error) {
 	if c.Passings, err = trace.ReadDir(filepath.Join(dir, trace.Folder)); err != nil {
 		return Cell{}, err
@@ -37,10 +39,14 @@ func Read(dir string) (c Cell, err error) {
 	if c.Effects, err = audit.ReadEffects(dir); err != nil {
 		return Cell{}, err
 	}
-	if c.Endings, err = trace.ReadEndings(dir); err != nil {
+	if c.Incidents, err = trace.ReadIncidents(dir); err != nil {
 		return Cell{}, err
 	}
-	if c.Calls, err = trace.ReadDir(filepath.Join(dir, trace.ThirdParty, trace.Folder)); err != nil {
+	party := filepath.Join(dir, trace.ThirdParty)
+	if c.Calls, err = trace.ReadDir(filepath.Join(party, trace.Folder)); err != nil {
+		return Cell{}, err
+	}
+	if c.CallIncidents, err = trace.ReadIncidents(party); err != nil {
 		return Cell{}, err
 	}
 	return c, nil
@@ -95,25 +101,31 @@ func (p place) String() string {
 	return p.where
 }
 
+// isTopic says that an effect is a record: a row has no offset.
+func isTopic(e audit.Effect) bool { return strings.Contains(e.Position, "@") }
+
 // places are all in which anything was found, in the order in which it was.
 func (c Cell) places() (all []place) {
 	seen := make(map[string]bool)
 	for _, e := range c.Effects {
 		if !seen[e.Where] {
 			seen[e.Where] = true
-			all = append(all, place{e.Where, strings.Contains(e.Position, "@")})
+			all = append(all, place{e.Where, isTopic(e)})
 		}
 	}
 	return all
 }
 
-// steps returns the names of the steps in the order in which an event passes them.
-// Each lane has steps of its own, so they are taken from the trace: of all events'
-// ways the longest, and of several of that length the most frequent.
+// steps returns the names of the steps in the order in which a consumer passes them
+// with an event. Each lane has steps of its own, so they are taken from the trace: of all
+// events' ways the longest, and of several of that length the most frequent.
 func (c Cell) steps() []string {
 	type traveller struct{ attempt, event string }
 	ways := make(map[traveller][]string)
 	for _, p := range c.Passings {
+		if p.Handler == relay {
+			continue // it has steps of its own
+		}
 		for _, id := range p.Events {
 			who := traveller{p.Attempt, id}
 			if !slices.Contains(ways[who], p.Step) {
@@ -135,18 +147,4 @@ func (c Cell) steps() []string {
 		}
 	}
 	return longest
-}
-
-// incarnation takes the name of an attempt apart: "inbox-0.2" is the second of
-// inbox-0. Names of another form have no number.
-func incarnation(attempt string) (instance string, number int) {
-	dot := strings.LastIndexByte(attempt, '.')
-	if dot < 0 {
-		return attempt, 0
-	}
-	number, err := strconv.Atoi(attempt[dot+1:])
-	if err != nil {
-		return attempt, 0
-	}
-	return attempt[:dot], number
 }

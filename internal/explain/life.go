@@ -2,29 +2,26 @@ package explain
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/delivered-twice/delivered-twice/internal/audit"
 	"github.com/delivered-twice/delivered-twice/internal/lane"
-	"github.com/delivered-twice/delivered-twice/internal/payments"
+	"github.com/delivered-twice/delivered-twice/internal/trace"
 )
 
-// Life writes the life of one event: every attempt with the steps that it passed, in
-// milliseconds from the first, where it ended and what it left; and then a sentence
-// on each place on what became of the event there, and why.
-//
-// Where nobody has noted how attempts ended, one whose instance has a later
-// incarnation is taken for dead after its last step.
+// Life writes the life of one event: what happened to it in the order in which it did, in
+// milliseconds from the first step, and what each attempt left; and then a sentence on
+// each place on what became of the event there, and why. How clocks of several machines
+// differ is not known here: between machines the order is theirs.
 func (c Cell) Life(w io.Writer, eventID string) error {
-	l := life{Cell: c, eventID: eventID, attempts: c.attempts(eventID)}
+	l := life{Cell: c, eventID: eventID, attempts: c.attempts(eventID), calls: c.calls(eventID)}
 	var b bytes.Buffer
 	l.timeline(&b)
+	l.left(&b)
 	for _, sentence := range l.verdicts() {
 		fmt.Fprintln(&b, sentence)
 	}
@@ -37,55 +34,77 @@ type life struct {
 	Cell
 	eventID  string
 	attempts []*attempt
+	calls    []*attempt
 }
 
+// timeline writes what happened, a line each.
 func (l life) timeline(w io.Writer) {
 	type moment struct {
-		at   time.Time
-		text string
+		at         time.Time
+		name, text string
 	}
-	var start time.Time
-	for _, a := range l.attempts {
-		if len(a.passings) > 0 && (start.IsZero() || a.began().Before(start)) {
-			start = a.began()
-		}
-	}
-	for _, a := range l.attempts {
-		fmt.Fprintf(w, "attempt %s\n", cmp.Or(a.name, "without a name"))
-		var moments []moment
+	var moments []moment
+	for _, a := range slices.Concat(l.attempts, l.calls) {
 		for _, p := range a.passings {
 			text := step(p)
 			if n := l.mentions(p.Events); n > 1 {
 				text += fmt.Sprintf(", %d times in one batch", n)
 			}
-			moments = append(moments, moment{p.At, text})
+			moments = append(moments, moment{p.At, a.name, text})
 		}
-		for _, stop := range a.stops {
-			moments = append(moments, moment{stop.At, verb(stop)})
-		}
-		if a.interrupted() {
-			how := verb(*a.end)
-			switch a.end.How {
-			case "":
-				how = "went no further: another incarnation took its place"
-			case "SIGKILL":
-				how = "died of SIGKILL"
+		for _, i := range a.struck() {
+			text := words(i)
+			if i.Plan != "" {
+				text += ", as planned: " + i.Plan
 			}
-			moments = append(moments, moment{a.end.At, how})
+			// A process that has two roles is struck once.
+			if m := (moment{i.At, a.name, text}); !slices.Contains(moments, m) {
+				moments = append(moments, m)
+			}
 		}
-		slices.SortStableFunc(moments, func(a, b moment) int { return a.at.Compare(b.at) })
-		for _, m := range moments {
-			fmt.Fprintf(w, "%12s ms  %s\n", fmt.Sprintf("%+.1f", milliseconds(m.at.Sub(start))), m.text)
+	}
+	if len(moments) == 0 {
+		return
+	}
+	byTime := func(a, b moment) int { return a.at.Compare(b.at) }
+	begin, end := slices.MinFunc(moments, byTime).at, slices.MaxFunc(moments, byTime).at
+	for _, i := range l.common(begin, end) {
+		moments = append(moments, moment{i.At, "", i.What})
+	}
+	slices.SortStableFunc(moments, byTime)
+	width := 0
+	for _, m := range moments {
+		width = max(width, len(m.name))
+	}
+	for _, m := range moments {
+		fmt.Fprintf(w, "%12s ms  %-*s  %s\n", fmt.Sprintf("%+.1f", milliseconds(m.at.Sub(begin))), width, m.name, m.text)
+	}
+	fmt.Fprintln(w)
+}
+
+// common are the incidents that no attempt had alone: those about the event, and those
+// about all within a time. A zero end is no end.
+func (l life) common(begin, end time.Time) (all []trace.Incident) {
+	for _, i := range l.Incidents {
+		within := !i.At.Before(begin) && (end.IsZero() || !i.At.After(end))
+		if i.Attempt == "" && (len(i.Events) == 0 && within || slices.Contains(i.Events, l.eventID)) {
+			all = append(all, i)
 		}
-		left := "nothing"
+	}
+	return all
+}
+
+// left writes what each attempt has left.
+func (l life) left(w io.Writer) {
+	for _, a := range l.attempts {
+		what := []string{"nothing"}
 		if len(a.effects) > 0 {
-			var all []string
-			for _, e := range a.effects {
-				all = append(all, describe(e))
-			}
-			left = join(all)
+			what = nil
 		}
-		fmt.Fprintf(w, "%15s  left %s\n", "", left)
+		for _, e := range a.effects {
+			what = append(what, describe(e))
+		}
+		fmt.Fprintf(w, "%s left %s\n", a, join(what))
 	}
 	if len(l.attempts) > 0 {
 		fmt.Fprintln(w)
@@ -109,7 +128,7 @@ func describe(e audit.Effect) string {
 	if e.Where == string(lane.HTTP) {
 		return fmt.Sprintf("charge %s at the third party", e.Position)
 	}
-	if !strings.Contains(e.Position, "@") {
+	if !isTopic(e) {
 		return fmt.Sprintf("row %s in %s", e.Position, e.Where)
 	}
 	what := "a record"
@@ -151,55 +170,37 @@ const placeholder = "\x00"
 
 // verdict is the outcome in one place, and why.
 func (l life) verdict(p place) string {
-	var doers []*attempt // each once, in the order in which their effects are there
-	done := make(map[*attempt]int)
-	var aborted []*attempt
-	total := 0
-	for _, e := range l.Effects {
-		if e.EventID != l.eventID || e.Where != p.where {
-			continue
-		}
-		a := l.attempt(e.Attempt)
-		switch {
-		case !e.Aborted:
-			total++
-			if done[a]++; done[a] == 1 {
-				doers = append(doers, a)
-			}
-		case !slices.Contains(aborted, a):
-			aborted = append(aborted, a)
-		}
-	}
-	if total == 0 {
-		return lost(l, aborted)
-	}
-	// A row's id and an offset tell nothing of who was first among partitions.
-	slices.SortStableFunc(doers, func(a, b *attempt) int {
-		return cmp.Compare(slices.Index(l.attempts, a), slices.Index(l.attempts, b))
-	})
-	if total > 1 {
-		parts := duplicated(l, doers, done)
-		if p.where == string(lane.HTTP) {
-			parts = append(parts, l.unanswered()...)
-		}
-		return say(lane.Duplicated, parts...)
-	}
-	var parts []string
-	if len(aborted) > 0 {
-		for _, a := range aborted {
-			parts = append(parts, a.story("left an aborted record"))
-		}
-		return say(lane.AbortedVisible, append(parts, "the one that counts is by attempt "+doers[0].name)...)
-	}
-	parts = append(parts, doers[0].story("did it"))
+	var doers, aborters, others []*attempt
+	var did, aborts []beat
 	for _, a := range l.attempts {
-		switch {
-		case a == doers[0]:
-		case a.fate() != "":
-			parts = append(parts, a.story("")+", and left nothing there")
-		default:
-			parts = append(parts, "attempt "+a.name+" was given it, too, and left nothing there")
+		for _, e := range a.effects {
+			switch {
+			case e.Where != p.where:
+			case e.Aborted:
+				aborts = append(aborts, beat{at: a.when(e), who: a.String(), did: "left an aborted record"})
+				aborters = including(aborters, a)
+			default:
+				did = append(did, beat{at: a.when(e), who: a.String(), did: a.does(), effect: true})
+				doers = including(doers, a)
+			}
 		}
+		if a.role == l.doing(p) && !slices.Contains(doers, a) && !slices.Contains(aborters, a) {
+			others = append(others, a)
+		}
+	}
+	switch {
+	case len(did) == 0:
+		return say(lane.Lost, l.lost(p, aborts)...)
+	case len(did) > 1:
+		return say(lane.Duplicated, l.duplicated(p, doers, did)...)
+	case len(aborts) > 0:
+		did[0] = beat{at: did[0].at, who: did[0].who, did: "left the one that counts"}
+		beats, both := append(aborts, did...), including(aborters, doers[0])
+		return say(lane.AbortedVisible, tell(slices.Concat(l.takeovers(both), beats, meanwhile(beats, l.common), fates(both)))...)
+	}
+	parts := tell(append(did, doers[0].fate()...))
+	if len(others) > 0 {
+		parts = append(parts, all(others)+" had it, too, and left nothing there")
 	}
 	return say(lane.Once, parts...)
 }
@@ -208,105 +209,161 @@ func say(o lane.Outcome, parts ...string) string {
 	return fmt.Sprintf("%s in %s: %s", o, placeholder, strings.Join(parts, "; "))
 }
 
-func (l life) attempt(name string) *attempt {
-	return l.attempts[slices.IndexFunc(l.attempts, func(a *attempt) bool { return a.name == name })]
+// doing is the role of those who leave something in a place: a topic is the relay's, where
+// there is one.
+func (l life) doing(p place) role {
+	if p.topic && slices.ContainsFunc(l.Passings, func(p trace.Passing) bool { return p.Handler == relay }) {
+		return publisher
+	}
+	return consumer
 }
 
-// duplicated says who did it, and who again.
-func duplicated(l life, doers []*attempt, done map[*attempt]int) (parts []string) {
-	for i, a := range doers {
-		did := "did it"
-		switch {
-		case done[a] > 1:
-			did = fmt.Sprintf("did it %d times", done[a])
-			if n := l.deliveries(a); n > 1 {
-				did += fmt.Sprintf(", as it was delivered to it %d times", n)
+// including is a list with one more, if it is not in it.
+func including(list []*attempt, a *attempt) []*attempt {
+	if slices.Contains(list, a) {
+		return list
+	}
+	return append(list, a)
+}
+
+// all names attempts of one role.
+func all(list []*attempt) string {
+	if len(list) == 1 {
+		return list[0].String()
+	}
+	var parts []string
+	for _, a := range list {
+		parts = append(parts, a.name)
+	}
+	plural := map[role]string{consumer: "attempts ", publisher: "the relays of attempts "}
+	return plural[list[0].role] + join(parts)
+}
+
+func fates(list []*attempt) (beats []beat) {
+	for _, a := range list {
+		beats = append(beats, a.fate()...)
+	}
+	return beats
+}
+
+// meanwhile are the beats of what happened to all between the first and the last of some.
+func meanwhile(beats []beat, common func(begin, end time.Time) []trace.Incident) (between []beat) {
+	byTime := func(a, b beat) int { return a.at.Compare(b.at) }
+	for _, i := range common(slices.MinFunc(beats, byTime).at, slices.MaxFunc(beats, byTime).at) {
+		between = append(between, beat{at: i.At, did: i.What})
+	}
+	return between
+}
+
+// duplicated says who did it, who again, and what happened meanwhile.
+func (l life) duplicated(p place, doers []*attempt, did []beat) []string {
+	var had []beat // by whom, from when to when
+	for _, a := range doers {
+		had = append(had, beat{at: a.began()}, beat{at: a.done()})
+	}
+	why := slices.Concat(meanwhile(append(had, did...), l.common), l.takeovers(doers), fates(doers))
+	if p.where == string(lane.HTTP) {
+		why = append(why, fates(l.calls)...)
+	}
+	parts := tell(slices.Concat(did, why))
+	if len(why) > 0 {
+		return parts
+	}
+	for _, a := range doers {
+		n := 0
+		for _, b := range did {
+			if b.who == a.String() {
+				n++
 			}
-		case i > 0:
-			did = "did it again"
 		}
-		if i == 0 && done[a] == 1 && a.fate() != "" {
-			did = "" // where it died says enough
-		}
-		parts = append(parts, a.story(did))
-	}
-	return parts
-}
-
-// unanswered says which calls the third party has answered nothing, and how far it had
-// come with them.
-func (l life) unanswered() (parts []string) {
-	last := make(map[string]string) // step of a call that is under way, by incarnation
-	lost := func(of string) {
-		parts = append(parts, fmt.Sprintf("the third party, %s, gave no answer after %s", of, quoted(last[of])))
-	}
-	for _, p := range l.Calls {
-		if l.mentions(p.Events) == 0 {
+		if n < 2 {
 			continue
 		}
-		if begun := last[p.Attempt]; begun != "" && p.Step == string(payments.Received) {
-			lost(p.Attempt)
+		if delivered := l.most(a, a.steps[:min(1, len(a.steps))]); delivered > 1 {
+			given := "delivered to"
+			if a.role == publisher {
+				given = "claimed by"
+			}
+			parts = append(parts, fmt.Sprintf("it was %s %s %d times", given, a.name, delivered))
+		} else if tries := l.most(a, a.steps); tries > 1 {
+			parts = append(parts, fmt.Sprintf("%s tried %d times", a.name, tries))
 		}
-		last[p.Attempt] = p.Step
-		if p.Step == string(payments.Answered) {
-			delete(last, p.Attempt)
-		}
-	}
-	for _, of := range slices.Sorted(maps.Keys(last)) {
-		lost(of)
 	}
 	return parts
 }
 
-// deliveries is how often the event was handed to an attempt.
-func (l life) deliveries(a *attempt) (n int) {
-	for _, p := range a.passings {
-		if p.Step == a.steps[0] {
-			n += l.mentions(p.Events)
+// takeovers are the beats of attempts that got the event while another stood still with
+// it in hand.
+func (l life) takeovers(doers []*attempt) (beats []beat) {
+	for _, a := range doers {
+		if slices.ContainsFunc(doers, func(b *attempt) bool { return b != a && b.still(a.began()) }) {
+			beats = append(beats, beat{at: a.began(), who: a.String(), did: "got it meanwhile"})
 		}
 	}
-	return n
+	return beats
 }
 
-// lost says which steps nobody passed with it, and who came how far.
-func lost(l life, aborted []*attempt) string {
-	passed := make(map[string]bool)
-	var parts, steps, missing []string
-	for _, a := range l.attempts {
-		for _, p := range a.passings {
-			passed[p.Step] = true
+// most is how often the attempt passed the one of some steps with the event that it passed
+// most often, or one handler did.
+func (l life) most(a *attempt, steps []string) (most int) {
+	times := make(map[string]int)
+	for _, p := range a.passings {
+		if slices.Contains(steps, p.Step) {
+			times[step(p)] += l.mentions(p.Events)
+			most = max(most, times[step(p)])
 		}
-		steps = a.steps
+	}
+	return most
+}
+
+// lost says which steps nobody passed with it, who came how far, and what happened to
+// all from then on.
+func (l life) lost(p place, aborts []beat) (parts []string) {
+	r := l.doing(p)
+	passed := make(map[string]bool)
+	var steps, missing []string
+	var begin time.Time
+	beats := aborts
+	for _, a := range l.attempts {
+		if len(a.passings) == 0 {
+			continue
+		}
+		if begin.IsZero() {
+			begin = a.began()
+		}
+		if a.role == r {
+			steps = a.steps
+		}
+		for _, p := range a.passings {
+			if a.role == r {
+				passed[p.Step] = true
+			}
+		}
+		fate := a.fate()
+		if len(fate) == 0 {
+			fate = []beat{{at: a.began(), who: a.String(), did: "passed " + join(distinct(a))}}
+		}
+		beats = append(beats, fate...)
+	}
+	if begin.IsZero() {
+		return []string{"no attempt ever had it"}
 	}
 	for _, s := range steps {
 		if !passed[s] {
 			missing = append(missing, quoted(s))
 		}
 	}
-	switch {
-	case len(passed) == 0:
-		parts = append(parts, "no attempt passed any step with it")
-	case len(missing) > 0:
-		parts = append(parts, "no attempt passed "+strings.Join(missing, " or ")+" with it")
-	default:
-		parts = append(parts, "every step up to "+quoted(steps[len(steps)-1])+
-			" was passed with it, so it was stored as a dead letter, or what had been done was undone later")
+	for _, i := range l.common(begin, time.Time{}) {
+		beats = append(beats, beat{at: i.At, did: i.What})
 	}
-	for _, a := range l.attempts {
-		if len(a.passings) == 0 {
-			continue
-		}
-		did := ""
-		if a.fate() == "" {
-			did = "passed " + join(distinct(a))
-		}
-		story := a.story(did)
-		if slices.Contains(aborted, a) {
-			story += ", and left an aborted record"
-		}
-		parts = append(parts, story)
+	if len(missing) > 0 {
+		return append([]string{"no attempt passed " + strings.Join(missing, " or ") + " with it"}, tell(beats)...)
 	}
-	return say(lane.Lost, parts...)
+	so := "so it was given up as a dead letter"
+	if !slices.ContainsFunc(l.common(begin, time.Time{}), func(i trace.Incident) bool { return len(i.Events) > 0 }) {
+		so = "so what was done was undone again, or it was given up as a dead letter"
+	}
+	return append(tell(beats), so)
 }
 
 // distinct are the steps that the attempt passed with the event, each once.
@@ -326,7 +383,13 @@ func (l life) late(p place) string {
 	if !overtaken {
 		return ""
 	}
-	return fmt.Sprintf("%s in %s: it is event %d of %s, and event %d of it, %s, was there before: %s by attempt %s, and only then %s by attempt %s",
-		lane.Reordered, placeholder, o.First.Sequence, o.First.Key, o.By.Sequence, o.By.EventID,
-		describe(o.By), o.By.Attempt, describe(o.First), o.First.Attempt)
+	parts := []string{fmt.Sprintf("it is event %d of %s, and event %d of it, %s, was there before: %s by attempt %s, and only then %s by attempt %s",
+		o.First.Sequence, o.First.Key, o.By.Sequence, o.By.EventID,
+		describe(o.By), o.By.Attempt, describe(o.First), o.First.Attempt)}
+	for _, a := range l.attempts {
+		if a.name == o.First.Attempt {
+			parts = append(parts, tell(a.fate())...)
+		}
+	}
+	return say(lane.Reordered, parts...)
 }

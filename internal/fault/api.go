@@ -134,6 +134,7 @@ var keyExpired = Fault{
 		if err != nil {
 			return err
 		}
+		s.Happened("the third party forgot the keys of all calls")
 		if s.Lane.Forgets != "" {
 			if err := forget(ctx, s); err != nil {
 				return err

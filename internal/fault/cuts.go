@@ -84,7 +84,10 @@ func cut(ctx context.Context, s *stage.Stage, proxy *wire.Proxy, kind wire.Kind,
 	for _, when := range []wire.When{wire.BeforeForward, wire.BeforeAnswer} {
 		var all []<-chan struct{}
 		for n := range inARow {
-			all = append(all, proxy.At(wire.Trigger{On: kind, Nth: n + 1, When: when, Do: (*wire.Strike).Cut}))
+			all = append(all, proxy.At(wire.Trigger{On: kind, Nth: n + 1, When: when, Do: func(strike *wire.Strike) {
+				s.Happened(fmt.Sprintf("the connection was cut while %s was in flight: %s", requests[kind], said[when]))
+				strike.Cut()
+			}}))
 		}
 		for _, struck := range all {
 			if err := s.Publish(ctx, stage.Batch); err != nil {
@@ -100,6 +103,22 @@ func cut(ctx context.Context, s *stage.Stage, proxy *wire.Proxy, kind wire.Kind,
 		}
 	}
 	return nil
+}
+
+// requests are the names that requests have in their protocols.
+var requests = map[wire.Kind]string{
+	wire.Commit:           "COMMIT",
+	wire.EndTxn:           "EndTxn",
+	wire.Produce:          "Produce",
+	wire.OffsetCommit:     "OffsetCommit",
+	wire.TxnOffsetCommit:  "TxnOffsetCommit",
+	wire.ShareAcknowledge: "ShareAcknowledge",
+}
+
+// said says when a connection was cut.
+var said = map[wire.When]string{
+	wire.BeforeForward: "it did not get there",
+	wire.BeforeAnswer:  "it got there, and its answer did not come back",
 }
 
 // awaitClosed waits until a channel is closed.

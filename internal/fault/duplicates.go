@@ -38,6 +38,7 @@ var publisherDuplicatesTwoInstances = Fault{
 // sendAgain sends everything that was sent once more.
 func sendAgain(ctx context.Context, s *stage.Stage) error {
 	sent := s.Sent()
+	s.Happened("the publisher sent every event once more")
 	if err := s.Send(ctx, sent...); err != nil {
 		return err
 	}

@@ -33,9 +33,7 @@ var expiredWhileDown = Fault{
 		if err := s.AwaitDeath(ctx, m); err != nil {
 			return err
 		}
-		id := transactionalID(s)
-		err = s.Await(ctx, "the broker to abort transaction "+id, func(ctx context.Context) (bool, error) { return closed(ctx, s) })
-		if err != nil {
+		if err := awaitAborted(ctx, s); err != nil {
 			return err
 		}
 		// Whoever comes back finds the decision, and nothing to carry it out on.

@@ -74,12 +74,14 @@ func freeze(ctx context.Context, s *stage.Stage, proxy *wire.Proxy, nodes map[st
 	}
 	defer func() { err = errors.Join(err, s.Services.ThawBroker(node)) }()
 	s.Struck()
+	s.Happened(fmt.Sprintf("the broker stood still (SIGSTOP) while %s was in flight: %s", requests[wire.EndTxn], said[when]))
 	if err := awaitClosed(ctx, s, "the member to give up", left); err != nil {
 		return err
 	}
 	if err := s.Meet(ctx); err != nil {
 		return err
 	}
+	s.Happened("the broker woke up (SIGCONT)")
 	if err := s.Services.ThawBroker(node); err != nil {
 		return err
 	}

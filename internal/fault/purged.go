@@ -49,6 +49,7 @@ func forget(ctx context.Context, s *stage.Stage) error {
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", s.Lane.Forgets, err)
 	}
+	s.Happened(fmt.Sprintf("all %s of the lane were removed", s.Lane.Forgets))
 	return nil
 }
 

@@ -86,7 +86,9 @@ func holdingUp(ctx context.Context, s *stage.Stage, table string, do func() erro
 	if _, err := conn.Exec(ctx, `BEGIN; LOCK TABLE `+pgx.Identifier{table}.Sanitize()+` IN SHARE MODE`); err != nil {
 		return fmt.Errorf("hold up table %s: %w", table, err)
 	}
+	s.Happened("table " + table + " was locked, so that nobody could write to it")
 	err = do()
+	s.Happened("table " + table + " was unlocked")
 	if _, released := conn.Exec(ctx, `ROLLBACK`); released != nil {
 		err = errors.Join(err, fmt.Errorf("let table %s go: %w", table, released))
 	}

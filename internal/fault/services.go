@@ -23,9 +23,12 @@ var brokerRestarted = Fault{
 		return why(s.KafkaControl())
 	},
 	Inject: func(ctx context.Context, s *stage.Stage) error {
-		return disturbed(ctx, s, func(ctx context.Context) error {
-			node := anyOf(s, s.Services.Nodes())
-			return errors.Join(s.Services.StopBroker(ctx, node), s.Services.StartBroker(ctx, node))
+		node := anyOf(s, s.Services.Nodes())
+		return disturbed(ctx, s, stage.Disturbance{
+			Struck: "a broker was stopped",
+			Strike: func(ctx context.Context) error { return s.Services.StopBroker(ctx, node) },
+			Mended: "the broker was started again",
+			Mend:   func(ctx context.Context) error { return s.Services.StartBroker(ctx, node) },
 		})
 	},
 }
@@ -50,12 +53,17 @@ var brokerKilled = Fault{
 		return ""
 	},
 	Inject: func(ctx context.Context, s *stage.Stage) error {
-		return disturbed(ctx, s, func(ctx context.Context) error {
-			node, err := leading(ctx, s)
-			if err != nil {
-				return err
-			}
-			return errors.Join(s.Services.KillBroker(ctx, node), s.Services.StartBroker(ctx, node))
+		var node int
+		return disturbed(ctx, s, stage.Disturbance{
+			Struck: "a broker was killed (SIGKILL)",
+			Strike: func(ctx context.Context) (err error) {
+				if node, err = leading(ctx, s); err != nil {
+					return err
+				}
+				return s.Services.KillBroker(ctx, node)
+			},
+			Mended: "the broker was started again",
+			Mend:   func(ctx context.Context) error { return s.Services.StartBroker(ctx, node) },
 		})
 	},
 }
@@ -84,11 +92,16 @@ var postgresRestarted = Fault{
 	Disturbs: DisturbsPostgres,
 	Unfit:    noPostgres,
 	Inject: func(ctx context.Context, s *stage.Stage) error {
-		return disturbed(ctx, s, func(ctx context.Context) error {
-			return errors.Join(s.Services.StopPostgres(ctx), s.Services.StartPostgres(ctx))
+		return disturbed(ctx, s, stage.Disturbance{
+			Struck: "Postgres was stopped",
+			Strike: s.Services.StopPostgres,
+			Mended: postgresStarted,
+			Mend:   s.Services.StartPostgres,
 		})
 	},
 }
+
+const postgresStarted = "Postgres was started again"
 
 var postgresKilled = Fault{
 	Name:     lane.PostgresKilled,
@@ -126,8 +139,11 @@ func crash(ctx context.Context, s *stage.Stage, m *stage.Member) error {
 			return err
 		}
 	}
-	err := s.Together(ctx, func(ctx context.Context) error {
-		return errors.Join(s.Services.KillPostgres(ctx), s.Services.StartPostgres(ctx))
+	err := s.Together(ctx, stage.Disturbance{
+		Struck: "every process of Postgres was killed (SIGKILL)",
+		Strike: s.Services.KillPostgres,
+		Mended: postgresStarted,
+		Mend:   s.Services.StartPostgres,
 	})
 	if err := errors.Join(err, s.API.Signal(syscall.SIGCONT), m.Continue()); err != nil {
 		return err
@@ -137,7 +153,7 @@ func crash(ctx context.Context, s *stage.Stage, m *stage.Member) error {
 
 // disturbed has a member consume a stream of events, and disturbs the services in the
 // middle of it, once for all stages that meet.
-func disturbed(ctx context.Context, s *stage.Stage, disturb func(context.Context) error) error {
+func disturbed(ctx context.Context, s *stage.Stage, d stage.Disturbance) error {
 	m, err := s.Enter(stage.Entry{})
 	if err != nil {
 		return err
@@ -146,7 +162,7 @@ func disturbed(ctx context.Context, s *stage.Stage, disturb func(context.Context
 		if err := inTheMiddle(ctx, s, m); err != nil {
 			return err
 		}
-		if err := s.Together(ctx, disturb); err != nil {
+		if err := s.Together(ctx, d); err != nil {
 			return err
 		}
 		return inTheMiddle(ctx, s, m)

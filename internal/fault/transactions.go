@@ -40,6 +40,7 @@ var foreignTransactionalID = Fault{
 			if _, _, err := foreigner.ProducerID(ctx); err != nil {
 				return fmt.Errorf("initialise transactional id %s: %w", id, err)
 			}
+			s.Happened("another process initialised transactional id " + id)
 			return nil
 		})
 	},
@@ -55,9 +56,7 @@ var transactionTimeout = Fault{
 	Unfit: func(l lane.Lane, _ *sandbox.Services) string { return noTransactions(l) },
 	Inject: func(ctx context.Context, s *stage.Stage) error {
 		return inTransaction(ctx, s, func() error {
-			return s.Await(ctx, "the broker to abort transaction "+transactionalID(s), func(ctx context.Context) (bool, error) {
-				return closed(ctx, s)
-			})
+			return awaitAborted(ctx, s)
 		}, "--transaction-timeout="+shortTimeout.String())
 	},
 }
@@ -89,6 +88,15 @@ func inTransaction(ctx context.Context, s *stage.Stage, do func() error, args ..
 		return err
 	}
 	return s.AwaitConsumed(ctx)
+}
+
+// awaitAborted waits until the broker has aborted the transaction that is open, of itself.
+func awaitAborted(ctx context.Context, s *stage.Stage) error {
+	err := s.Await(ctx, "the broker to abort transaction "+transactionalID(s), func(ctx context.Context) (bool, error) { return closed(ctx, s) })
+	if err == nil {
+		s.Happened("the broker aborted the transaction, which was open for too long")
+	}
+	return err
 }
 
 // closed says whether no transaction is open in the output topic: the last stable
@@ -142,6 +150,7 @@ var transactionalIDExpired = Fault{
 			return err
 		}
 		s.Struck()
+		s.Happened("the broker forgot transactional id " + id)
 		return s.Publish(ctx, stage.Batch)
 	},
 }

@@ -51,9 +51,10 @@ func (s *Stage) Send(ctx context.Context, events ...order.Event) error {
 
 // Poison sends n records that no handler can take: they are no events.
 func (s *Stage) Poison(ctx context.Context, n int) error {
-	records := make([]*kgo.Record, n)
+	records, ids := make([]*kgo.Record, n), make([]string, n)
 	for i := range records {
 		id := fmt.Sprintf("poison_%08x", s.Random.Uint32())
+		ids[i] = id
 		records[i] = &kgo.Record{
 			Topic:   s.Input,
 			Key:     []byte(id),
@@ -62,6 +63,7 @@ func (s *Stage) Poison(ctx context.Context, n int) error {
 		}
 	}
 	s.poisoned += n
+	s.Happened("it was sent as poison, which no handler can take", ids...)
 	if byWebhook(s.Lane) {
 		for _, r := range records {
 			s.provider.post(s.provider.everyone, string(r.Key), fmt.Appendf(nil, `{"id":%q,"order_id":""}`, r.Key))

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -43,12 +45,17 @@ type Member struct {
 	Attempt string
 
 	cmd        *process.Cmd
+	dir        string
 	log, trace string
+	planned    *failpoint.Failpoint
+	killed     atomic.Bool // by whoever started it, and not by itself
 	ended      chan struct{}
 	err        error // of Wait; to be read after ended is closed
 }
 
-// Start starts a process. Somebody must see that it ends: nothing here does.
+// Start starts a process. Somebody must see that it ends: nothing here does. What signals
+// it gets through its methods and how it ends is kept in the launch's folder, beside its
+// trace, for whoever explains later what happened.
 func Start(l Launch) (*Member, error) {
 	for _, dir := range []string{LogsDir, TracesDir} {
 		if err := os.MkdirAll(filepath.Join(l.Dir, dir), 0o755); err != nil {
@@ -57,6 +64,8 @@ func Start(l Launch) (*Member, error) {
 	}
 	m := &Member{
 		Attempt: l.Attempt,
+		dir:     l.Dir,
+		planned: l.Failpoint,
 		log:     filepath.Join(l.Dir, LogsDir, l.Attempt+".log"),
 		trace:   filepath.Join(l.Dir, TracesDir, l.Attempt+".jsonl"),
 		ended:   make(chan struct{}),
@@ -79,10 +88,8 @@ func Start(l Launch) (*Member, error) {
 	go func() {
 		defer close(m.ended)
 		m.err = m.cmd.Wait()
-		if how := m.ending(); how != "" {
-			// For whoever explains later what happened. Nobody is left to be told if it fails.
-			_ = trace.AppendEnding(l.Dir, trace.Ending{Attempt: m.Attempt, How: how, At: time.Now()})
-		}
+		// Nobody is left to be told if it fails.
+		_ = m.keep(trace.Incident{What: cmp.Or(m.ending(), trace.Exit), Ended: true})
 	}()
 	return m, nil
 }
@@ -132,13 +139,48 @@ func (m *Member) Running() bool {
 	}
 }
 
-// Signal sends the process a signal. One that is gone already is no error.
+// Signal sends the process a SIGKILL, SIGTERM, SIGSTOP or SIGCONT. One that is gone already is no error.
 func (m *Member) Signal(s syscall.Signal) error {
-	if err := m.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("send %s to %s: %w", s, m.Attempt, err)
+	if !m.Running() {
+		return nil
 	}
-	return nil
+	name, kept := signals[s], error(nil)
+	switch s {
+	case syscall.SIGKILL:
+		m.killed.Store(true) // it is kept as an ending
+	case syscall.SIGSTOP:
+	default: // what it does then comes later
+		kept = m.keep(trace.Incident{What: name})
+	}
+	if err := m.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("send %s to %s: %w", name, m.Attempt, err)
+	}
+	if s == syscall.SIGSTOP { // what it did until then came earlier
+		kept = m.keep(trace.Incident{What: name})
+	}
+	return kept
 }
+
+// keep keeps what happens to it now.
+func (m *Member) keep(i trace.Incident) error {
+	i.At, i.Attempt = time.Now(), m.Attempt
+	if p := m.planned; p != nil && !m.killed.Load() &&
+		(i.What == Killed && p.Action == failpoint.Kill || i.What == paused && p.Action == failpoint.Pause) {
+		i.Plan = p.String()
+	}
+	return trace.AppendIncident(m.dir, i)
+}
+
+// signals are those that members get, by name.
+var signals = map[syscall.Signal]string{
+	syscall.SIGKILL: Killed,
+	syscall.SIGTERM: "SIGTERM",
+	syscall.SIGSTOP: paused,
+	syscall.SIGCONT: "SIGCONT",
+}
+
+// paused is what happens to a process that stands still.
+const paused = "SIGSTOP"
 
 // Kill sends the process SIGKILL, stopped or not.
 func (m *Member) Kill() error { return m.Signal(syscall.SIGKILL) }

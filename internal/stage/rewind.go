@@ -15,16 +15,21 @@ import (
 // webhook it is the provider's operator who has everything sent again.
 func (s *Stage) Rewind(ctx context.Context) error {
 	if byWebhook(s.Lane) {
+		s.Happened("every webhook was sent once more")
 		return s.Send(ctx, s.Sent()...)
 	}
 	beginning := make(kadm.Offsets)
 	for partition := range s.partitions() {
 		beginning.AddOffset(s.Input, partition, 0, -1)
 	}
-	return s.Await(ctx, "group "+s.Group+" to be rewound", func(ctx context.Context) (bool, error) {
+	err := s.Await(ctx, "group "+s.Group+" to be rewound", func(ctx context.Context) (bool, error) {
 		err := s.rewind(ctx, beginning)
 		return err == nil, err
 	})
+	if err == nil {
+		s.Happened("the offsets of the group were set back to the beginning")
+	}
+	return err
 }
 
 func (s *Stage) rewind(ctx context.Context, to kadm.Offsets) error {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,6 +25,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/lane"
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
+	"github.com/delivered-twice/delivered-twice/internal/trace"
 )
 
 const (
@@ -93,6 +95,7 @@ type Stage struct {
 	planned     map[*Member]bool // those whose sudden end is no surprise
 	incarnation map[int]int      // by instance
 	sent        []order.Event    // distinct events, in the order sent
+	unkept      error            // of keeping what happened
 	injections  atomic.Int64
 }
 
@@ -186,7 +189,9 @@ func (s *Stage) Close(ctx context.Context, keep bool) error {
 		}
 		s.Resources.Close()
 	}
-	return errors.Join(errs...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return errors.Join(append(errs, s.unkept)...)
 }
 
 // Struck says that the fault has struck once more. It may be called from any
@@ -195,6 +200,22 @@ func (s *Stage) Struck() { s.injections.Add(1) }
 
 // Injections is how often it has.
 func (s *Stage) Injections() int { return int(s.injections.Load()) }
+
+// Happened keeps, for whoever explains later, that something was just done to the lane that
+// no signal to a member tells: a sentence without a full stop, in the past tense, and the
+// ids of the events that it was about, none where it was about all. It may be called from
+// any goroutine; [Stage.Close] returns what went wrong.
+func (s *Stage) Happened(what string, events ...string) { s.happened(time.Now(), what, events...) }
+
+func (s *Stage) happened(at time.Time, what string, events ...string) {
+	err := os.MkdirAll(s.Dir, 0o755)
+	if err == nil {
+		err = trace.AppendIncident(s.Dir, trace.Incident{At: at, What: what, Events: events})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unkept = errors.Join(s.unkept, err)
+}
 
 // Meet waits until all stages that meet here have called Meet.
 func (s *Stage) Meet(ctx context.Context) error {
@@ -211,11 +232,16 @@ func (s *Stage) partitions() int32 {
 	return 3
 }
 
-// Together calls disturb once for all stages that meet here: when the last of them
-// has called Together. It returns when disturb has, with its error.
-func (s *Stage) Together(ctx context.Context, disturb func(context.Context) error) error {
+// Together disturbs services once for all stages that meet here: when the last of them has
+// called Together, with what that one says. It returns when that is over, with its error.
+func (s *Stage) Together(ctx context.Context, d Disturbance) error {
 	s.Struck()
-	return s.together.Do(ctx, disturb)
+	struck, err := s.together.do(ctx, d)
+	if err == nil {
+		s.happened(struck, d.Struck)
+		s.Happened(d.Mended)
+	}
+	return err
 }
 
 // --- members ---------------------------------------------------------------------

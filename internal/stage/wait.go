@@ -13,6 +13,7 @@ import (
 
 	"github.com/delivered-twice/delivered-twice/internal/lane"
 	"github.com/delivered-twice/delivered-twice/internal/outbox"
+	"github.com/delivered-twice/delivered-twice/internal/trace"
 )
 
 // poll is how often something is looked at that nobody tells of.
@@ -60,7 +61,10 @@ func (s *Stage) AwaitPassings(ctx context.Context, m *Member, n int) error {
 
 // AwaitStopped waits until a member stands still at a failpoint that pauses it.
 func (s *Stage) AwaitStopped(ctx context.Context, m *Member) error {
-	return s.Await(ctx, m.Attempt+" to stand still", func(context.Context) (bool, error) { return m.Stopped() })
+	if err := s.Await(ctx, m.Attempt+" to stand still", func(context.Context) (bool, error) { return m.Stopped() }); err != nil {
+		return err
+	}
+	return m.keep(trace.Incident{What: paused})
 }
 
 // AwaitMembers waits until the group has formed with so many members; behind a webhook,

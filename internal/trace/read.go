@@ -15,8 +15,8 @@ const (
 	// Folder is the folder, in one that a run has kept, that has a file of passings
 	// for each attempt.
 	Folder = "traces"
-	// EndingsFile is the file, beside that folder, that says how attempts ended.
-	EndingsFile = "endings.jsonl"
+	// IncidentsFile is the file, beside that folder, that says what came from outside.
+	IncidentsFile = "incidents.jsonl"
 	// ThirdParty is the folder, beside both, that has the same of the third party that
 	// was called.
 	ThirdParty = "payments"
@@ -51,29 +51,42 @@ func ReadDir(dir string) ([]Passing, error) {
 	return all, nil
 }
 
-// Ending says that a signal, or whatever else came from outside, ended or stopped
-// an attempt. Only whoever started the process can know.
-type Ending struct {
-	Attempt string `json:"attempt"`
-	// How is the signal by its name, such as SIGKILL, or what else it was.
-	How string    `json:"how"`
-	At  time.Time `json:"at"`
+// Incident is something that came from outside: a signal that an attempt got, its end, or
+// something that was done to all. Only whoever started the processes can know.
+type Incident struct {
+	At time.Time `json:"at"`
+	// Attempt is the one that it happened to; "" where it was no attempt's alone.
+	Attempt string `json:"attempt,omitempty"`
+	// What is a signal by its name, such as SIGSTOP, [Exit] or how else an attempt ended,
+	// or a sentence without a full stop.
+	What string `json:"what"`
+	// Ended says that the attempt ended with it.
+	Ended bool `json:"ended,omitempty"`
+	// Plan is the failpoint that did it, as its environment variable had it; "" where none
+	// did.
+	Plan string `json:"plan,omitempty"`
+	// Events are those that it was about; none where it was about all.
+	Events []string `json:"events,omitempty"`
 }
 
-// AppendEnding adds an ending to those that dir has, which must exist.
-func AppendEnding(dir string, e Ending) error {
-	if err := jsonl.Append(filepath.Join(dir, EndingsFile), e); err != nil {
-		return fmt.Errorf("keep how attempt %s ended: %w", e.Attempt, err)
+// Exit is what an attempt ended with that ended by itself, and well.
+const Exit = "exit 0"
+
+// AppendIncident adds an incident to those that dir has, which must exist.
+func AppendIncident(dir string, i Incident) error {
+	if err := jsonl.Append(filepath.Join(dir, IncidentsFile), i); err != nil {
+		return fmt.Errorf("keep what happened (%s): %w", i.What, err)
 	}
 	return nil
 }
 
-// ReadEndings returns the endings that dir has, in the order in which they were
-// added; none where it has none.
-func ReadEndings(dir string) ([]Ending, error) {
-	endings, err := jsonl.Read[Ending](filepath.Join(dir, EndingsFile))
+// ReadIncidents returns the incidents that dir has, the earliest first; none where it has
+// none.
+func ReadIncidents(dir string) ([]Incident, error) {
+	incidents, err := jsonl.Read[Incident](filepath.Join(dir, IncidentsFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read how attempts ended: %w", err)
+		return nil, fmt.Errorf("read what happened: %w", err)
 	}
-	return endings, nil
+	slices.SortStableFunc(incidents, func(a, b Incident) int { return a.At.Compare(b.At) })
+	return incidents, nil
 }

@@ -81,18 +81,18 @@ func TestReadDirMergesByTimeAndLeavesHalfLinesOut(t *testing.T) {
 	require.ErrorContains(t, err, "odd.jsonl, line 1")
 }
 
-func TestEndings(t *testing.T) {
+func TestIncidents(t *testing.T) {
 	dir := t.TempDir()
-	got, err := trace.ReadEndings(dir)
+	got, err := trace.ReadIncidents(dir)
 	require.NoError(t, err)
 	require.Empty(t, got)
 	at := time.Date(2026, time.January, 5, 14, 2, 11, 0, time.UTC)
-	kill := trace.Ending{Attempt: "inbox-0.1", How: "SIGKILL", At: at}
-	term := trace.Ending{Attempt: "inbox-1.1", How: "SIGTERM", At: at.Add(time.Second)}
-	require.NoError(t, trace.AppendEnding(dir, kill))
-	require.NoError(t, trace.AppendEnding(dir, term))
-	got, err = trace.ReadEndings(dir)
+	kill := trace.Incident{At: at.Add(time.Second), Attempt: "inbox-0.1", What: "SIGKILL", Ended: true, Plan: "committed:2:kill"}
+	poison := trace.Incident{At: at, What: "it was sent as poison", Events: []string{"poison_1"}}
+	require.NoError(t, trace.AppendIncident(dir, kill))
+	require.NoError(t, trace.AppendIncident(dir, poison))
+	got, err = trace.ReadIncidents(dir)
 	require.NoError(t, err)
-	require.Equal(t, []trace.Ending{kill, term}, got)
-	require.Error(t, trace.AppendEnding(filepath.Join(dir, "missing"), kill))
+	require.Equal(t, []trace.Incident{poison, kill}, got, "the earliest first")
+	require.Error(t, trace.AppendIncident(filepath.Join(dir, "missing"), kill))
 }
