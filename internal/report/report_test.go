@@ -247,11 +247,17 @@ func TestJSONForm(t *testing.T) {
 
 func TestJSONOfNothingHasLists(t *testing.T) {
 	var b bytes.Buffer
-	require.NoError(t, report.Report{}.Encode(&b))
+	require.NoError(t, report.Report{Plan: []report.Kill{}}.Encode(&b))
 	var form map[string]any
 	require.NoError(t, json.Unmarshal(b.Bytes(), &form))
 	require.Equal(t, []any{}, form["plan"])
 	require.Equal(t, []any{}, form["results"])
+}
+
+func TestCount(t *testing.T) {
+	for n, want := range map[int]string{0: "0 cells", 1: "1 cell", 2: "2 cells", 20_000: "20,000 cells"} {
+		require.Equal(t, want, report.Count(n, "cell"))
+	}
 }
 
 func TestNoPasswordLeaves(t *testing.T) {
