@@ -135,7 +135,7 @@ func TestTableIsLoudAboutABrokenClaim(t *testing.T) {
 		`BROKEN eos + postgres + http / kafka-uncommitted: all 20,000 events once; the claim was "aborted visible" and had to show, because records are`,
 		`duplicated, and effects of events that nobody sent: 1 (such as "evt_x" in pick_tasks at 17, by attempt "eos-0-1"); the claim was`,
 		"inbox + direct produce + http / postgres: all 20,000 events once",
-		"eos + postgres + http: 3 events were given up on and stored as dead letters.",
+		"eos + postgres + http: given up on and stored as dead letters: 3 events.",
 		"eos + postgres + http: no latency, as the service keeps no time of its commits",
 		"eos + postgres + http 1,235 n/a n/a n/a 412.3 1 of 2",
 	} {

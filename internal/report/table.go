@@ -294,7 +294,7 @@ func (r Report) remarks() []string {
 				"(PostgreSQL does with track_commit_timestamp = on).")
 		}
 		if result.DeadLetters > 0 {
-			remarks = append(remarks, fmt.Sprintf("%s: %s given up on and stored as dead letters.",
+			remarks = append(remarks, fmt.Sprintf("%s: given up on and stored as dead letters: %s.",
 				result.Lane, Count(result.DeadLetters, "event")))
 		}
 	}
