@@ -100,6 +100,17 @@ func TestRun(t *testing.T) {
 		require.Equal(t, cli.ExitOK, table.code)
 		require.Contains(t, table.stdout, eos.Lane)
 	})
+	t.Run("it replaces no matrix in a page", func(t *testing.T) {
+		page := filepath.Join(t.TempDir(), "page.md")
+		const text = "before\n<!-- matrix:begin -->\na matrix\n<!-- matrix:end -->\nafter\n"
+		require.NoError(t, os.WriteFile(page, []byte(text), 0o600))
+		refused := compare(t, nil, "report", dir, "--page="+page)
+		require.Equal(t, cli.ExitUnusable, refused.code)
+		require.Contains(t, refused.stderr, "name a folder that compare matrix has kept")
+		left, err := os.ReadFile(page)
+		require.NoError(t, err)
+		require.Equal(t, text, string(left))
+	})
 	t.Run("a broken claim exits with 1", func(t *testing.T) {
 		broken := t.TempDir()
 		scope := kept.Results[0].Scopes[lane.Kafka]
@@ -181,8 +192,8 @@ func TestRunWithPublisherDuplicates(t *testing.T) {
 	}
 }
 
-// left returns the names of what a run has left on the shared services.
-func left(t *testing.T) (names []string) {
+// left returns the names with that prefix of what has been left on the shared services.
+func left(t *testing.T, prefix string) (names []string) {
 	admin := kadm.NewClient(sandboxtest.Client(t))
 	topics, err := admin.ListTopics(t.Context())
 	require.NoError(t, err)
@@ -200,62 +211,86 @@ func left(t *testing.T) (names []string) {
 	names = append(names, schemas...)
 	ours := names[:0]
 	for _, name := range names {
-		if strings.HasPrefix(name, "delivered_twice_") {
+		if strings.HasPrefix(name, prefix) {
 			ours = append(ours, name)
 		}
 	}
 	return ours
 }
 
+// ofRuns is the prefix of what runs make.
+const ofRuns = "delivered_twice_"
+
 // created is how many topics, groups and schemas a run has.
 const created = 10
 
 func TestRunTakesItsTracesAway(t *testing.T) {
 	args := []string{"--events=200", "--rate=0", "--kills=0", "--instances=1", "--json", "--out=" + t.TempDir()}
-	before := left(t)
+	before := left(t, ofRuns)
 	require.Equal(t, cli.ExitOK, compare(t, onSharedServices(t), args...).code)
-	require.Eventually(t, func() bool { return len(left(t)) == len(before) }, 30*time.Second, 50*time.Millisecond)
-	require.Equal(t, cli.ExitOK, compare(t, onSharedServices(t), append(args, "--keep")...).code)
-	require.Len(t, left(t), len(before)+created, "one input, two outputs, dead letters, two groups, four schemas")
+	require.Eventually(t, func() bool { return len(left(t, ofRuns)) == len(before) }, 30*time.Second, 50*time.Millisecond)
+	require.Equal(t, cli.ExitOK, compare(t, onSharedServices(t), append(args, "--no-cleanup")...).code)
+	require.Len(t, left(t, ofRuns), len(before)+created, "one input, two outputs, dead letters, two groups, four schemas")
 }
 
 func TestInterrupted(t *testing.T) {
-	before := left(t)
+	before := left(t, ofRuns)
 	cmd := process.Command(role, "--events=100000", "--rate=100", "--out="+t.TempDir())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	cmd.Env = append(cmd.Environ(), onSharedServices(t)...)
 	require.NoError(t, cmd.Start())
-	require.Eventually(t, func() bool { return len(left(t)) == len(before)+created }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(left(t, ofRuns)) == len(before)+created }, 30*time.Second, 10*time.Millisecond)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
 	require.Error(t, cmd.Wait())
 	require.Equal(t, cli.ExitUnusable, cmd.ProcessState.ExitCode())
 	require.Contains(t, stderr.String(), "interrupted")
-	require.Eventually(t, func() bool { return len(left(t)) == len(before) }, 30*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return len(left(t, ofRuns)) == len(before) }, 30*time.Second, 50*time.Millisecond)
 }
 
 func TestUnusable(t *testing.T) {
 	const usage = "usage: compare"
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for name, c := range map[string]struct {
 		args []string
 		says []string
 	}{
 		"no events":          {[]string{"--events=0"}, []string{"--events is 0", usage}},
 		"negative events":    {[]string{"run", "--events", "-5"}, []string{"--events is -5", usage}},
+		"too many events":    {[]string{"--events=1000000000"}, []string{"--events is 1000000000", "10000000", usage}},
 		"no instances":       {[]string{"--instances=0"}, []string{"--instances is 0", usage}},
 		"too many instances": {[]string{"--instances=1000"}, []string{"--instances is 1000", usage}},
 		"negative rate":      {[]string{"--rate=-1"}, []string{"--rate is -1", usage}},
 		"negative kills":     {[]string{"--kills=-1"}, []string{"--kills is -1", usage}},
 		"too few kills":      {[]string{"--kills=3"}, []string{"--kills is 3", "at least 4", usage}},
+		"too many kills":     {[]string{"--kills=1000000000"}, []string{"--kills is 1000000000", "100000", usage}},
 		"more than all":      {[]string{"--publisher-duplicates=2"}, []string{"--publisher-duplicates is 2", usage}},
 		"no share at all":    {[]string{"--publisher-duplicates=NaN"}, []string{"--publisher-duplicates is NaN", usage}},
 		"unknown Kafka":      {[]string{"--kafka=franz"}, []string{`"franz"`, "embedded", "apache", usage}},
-		"unknown flag":       {[]string{"--evnts=5"}, []string{"--evnts", usage}},
-		"no number":          {[]string{"--events=many"}, []string{"many", usage}},
-		"unknown command":    {[]string{"rum"}, []string{`"rum"`, usage}},
+		"unknown flag":       {[]string{"--evnts=5"}, []string{"no flag --evnts; the nearest: events", usage}},
+		"one hyphen":         {[]string{"-database-url=postgres://u:open-sesame@h/d"}, []string{"write --database-url, with two hyphens", usage}},
+		"no number":          {[]string{"--events=many"}, []string{`--events is "many", must be a whole number`, usage}},
+		"a fraction":         {[]string{"--rate=1.5"}, []string{`--rate is "1.5", must be a whole number`, usage}},
+		"out of range":       {[]string{"--events=99999999999999999999"}, []string{"must be a whole number that fits into 64 bits", usage}},
+		"negative seed":      {[]string{"--seed=-1"}, []string{`--seed is "-1", must be a whole number from 0`, usage}},
+		"no share":           {[]string{"--publisher-duplicates=half"}, []string{`--publisher-duplicates is "half", must be a number`, usage}},
+		"neither nor":        {[]string{"--json=maybe"}, []string{`--json is "maybe", must be true or false`, usage}},
+		"half a list":        {[]string{`--brokers="a`}, []string{"--brokers is", "a list with commas between", usage}},
+		"no time":            {[]string{"matrix", "--soak=5"}, []string{`--soak is "5", must be a time with its unit`, usage}},
+		"no value":           {[]string{"--events"}, []string{"--events needs a value: a whole number", usage}},
+		"unknown command":    {[]string{"rum"}, []string{`no command "rum"; the nearest: run; all: explain, `, usage}},
+		"help on nothing":    {[]string{"help", "rum"}, []string{`no command "rum"`, usage}},
 		"an argument":        {[]string{"run", "fast"}, []string{`"fast"`, usage}},
+		"an address":         {[]string{"run", "postgres://u:open-sesame@h/d"}, []string{"unexpected argument", usage}},
 		"no folder":          {[]string{"report"}, []string{usage}},
-		"an empty folder":    {[]string{"report", t.TempDir()}, []string{"results.json"}},
+		"an empty folder":    {[]string{"report", t.TempDir()}, []string{"results.json", "name a folder"}},
+		"two forms at once":  {[]string{"report", filepath.Join("..", "..", "docs", "matrix"), "--json", "--page=x.md"}, []string{"--json and --page", usage}},
+		"out is a file":      {[]string{"--out=" + file}, []string{"--out: ", "not a directory; name a folder that can be written", usage}},
+		"out below a file":   {[]string{"matrix", "--out=" + filepath.Join(file, "x")}, []string{"--out: ", "name a folder that can be written", usage}},
+		"out is not ours":    {[]string{"--out=/proc"}, []string{"--out: ", "name a folder that can be written", usage}},
+		"no such part":       {[]string{"transactions", "lits"}, []string{`no command "lits"; the nearest: list; all: abort, commit, list`, usage}},
+		"no part":            {[]string{"transactions"}, []string{"name a command: abort, commit, list", usage}},
 		"unreachable":        {[]string{"--brokers=127.0.0.1:1"}, []string{"127.0.0.1:1"}},
 		"wrong password":     {[]string{"--database-url=postgres://u:open-sesame@127.0.0.1:1/d"}, []string{"127.0.0.1:1"}},
 	} {
@@ -271,6 +306,7 @@ func TestUnusable(t *testing.T) {
 			}
 			require.Empty(t, done.stdout)
 			require.NotContains(t, done.stderr, "open-sesame")
+			require.NotContains(t, done.stderr, "strconv")
 		})
 	}
 }

@@ -20,7 +20,7 @@ import (
 )
 
 func explainCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "explain DIR EVENT_ID",
 		Short: "Tell the life of one event: who did what to it, and why it was lost or done twice",
 		Args: func(_ *cobra.Command, args []string) error {
@@ -42,6 +42,8 @@ func explainCommand() *cobra.Command {
 			return err
 		},
 	}
+	cli.Manual{OK: "the event is known, and its life is told"}.Of(cmd)
+	return cmd
 }
 
 // keptCell is a folder with the traces of one lane under one fault.
@@ -111,11 +113,11 @@ func explained(cells []keptCell, eventID string) ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// suggested is how many ids of each kind are suggested.
+// suggested is how many events with something to tell are suggested.
 const suggested = 3
 
 // suggestions names events that there is something to tell of: some that are lost,
-// duplicated or reordered, and those whose ids are nearest to the given one.
+// duplicated or reordered, and those whose ids are near the given one.
 func suggestions(cells []keptCell, eventID string) string {
 	var troubled, all []string
 	for _, c := range cells {
@@ -124,14 +126,10 @@ func suggestions(cells []keptCell, eventID string) string {
 		all = append(append(all, t...), others...)
 	}
 	text := ""
-	for _, some := range []struct {
-		says string
-		ids  []string
-	}{{"lost, duplicated or reordered", troubled}, {"nearest", all}} {
-		slices.Sort(some.ids)
-		if ids := nearest.Names(eventID, slices.Compact(some.ids), suggested); len(ids) > 0 {
-			text += "; " + some.says + ": " + strings.Join(ids, ", ")
-		}
+	slices.Sort(troubled)
+	if ids := nearest.Names(eventID, slices.Compact(troubled), suggested); len(ids) > 0 {
+		text = "; lost, duplicated or reordered: " + strings.Join(ids, ", ")
 	}
-	return text
+	slices.Sort(all)
+	return text + nearest.Hint(eventID, slices.Compact(all))
 }

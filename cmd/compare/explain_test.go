@@ -61,7 +61,7 @@ func TestExplain(t *testing.T) {
 		done := compare(t, nil, "explain", dir, "evt_onc")
 		require.Equal(t, cli.ExitUnusable, done.code)
 		require.Empty(t, done.stdout)
-		require.Equal(t, "compare explain: "+dir+`: nothing is known of event "evt_onc"; lost, duplicated or reordered: evt_twice; nearest: evt_once, evt_twice`+"\n", done.stderr)
+		require.Equal(t, "compare explain: "+dir+`: nothing is known of event "evt_onc"; lost, duplicated or reordered: evt_twice; the nearest: evt_once`+"\n", done.stderr)
 	})
 	for name, c := range map[string]struct {
 		args []string

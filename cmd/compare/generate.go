@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/endpoint"
 	"github.com/delivered-twice/delivered-twice/internal/order"
+	"github.com/delivered-twice/delivered-twice/internal/report"
 	"github.com/delivered-twice/delivered-twice/internal/stage"
 )
 
@@ -40,7 +40,8 @@ func generateCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&brokers, "brokers", split(os.Getenv("KAFKA_BROKERS")), "Kafka's seed brokers, host:port with commas between (default $KAFKA_BROKERS)")
+	cli.Manual{Environment: []cli.Variable{cli.KafkaBrokers}, OK: "all records are in the topic"}.Of(cmd)
+	cli.BrokersFlag(f, &brokers, "Kafka's seed brokers, host:port with commas between (default $KAFKA_BROKERS)")
 	f.StringVar(&topic, "topic", "orders.paid", "where to send them; created if it is missing")
 	f.IntVar(&o.Events, "events", 1_000, "distinct events")
 	f.IntVar(&rate, "rate", 0, "events sent a second; 0: as many as the broker takes")
@@ -60,6 +61,6 @@ func generate(ctx context.Context, brokers []string, topic string, o order.Strea
 	if err := stage.Publish(ctx, brokers, topic, o, stage.Every(rate), func(n int) { sent = n }); err != nil {
 		return err
 	}
-	fmt.Printf("%d records sent to topic %s\n", sent, topic)
+	fmt.Printf("%s sent to topic %s\n", report.Count(sent, "record"), topic)
 	return nil
 }

@@ -5,7 +5,6 @@ package main
 
 import (
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -27,31 +26,23 @@ func registerPipelines() {
 	process.Register(cli.PaymentsAPIName, cli.PaymentsAPI)
 }
 
-func run(args []string) int { return cli.Run(command(), withDefaultCommand(args)) }
+func run(args []string) int { return cli.Run(command(), args) }
 
 func command() *cobra.Command {
 	root := &cobra.Command{
-		Use:   "compare",
+		Use:   "compare [flags]",
 		Short: "Delivered twice: Kafka transactions and the inbox side by side, killed on purpose and counted",
 		Long: `compare runs two pipelines over the same events, kills both on purpose, and counts
 what was lost or duplicated where.
 
-Without a command it does "compare run". It brings an embedded Kafka and a
-throwaway Postgres, and needs Go and PostgreSQL's binaries or, once, the network. Exit codes: 0 every claim held, 1 one did
-not, 2 the command line or the environment is wrong.`,
-		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+Without a command it does "compare run", and takes its flags. It brings an embedded
+Kafka and a throwaway Postgres, and needs Go and PostgreSQL's binaries or, once, the
+network.`,
+		Args: cli.NoSuchCommand,
 		// Completion scripts are nothing anybody would look for here.
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
+	runs(root)
 	root.AddCommand(runCommand(), matrixCommand(), lanesCommand(), faultsCommand(), reportCommand(), explainCommand(), generateCommand(), transactionsCommand())
 	return root
-}
-
-// withDefaultCommand makes "run" what is done when no command is named.
-func withDefaultCommand(args []string) []string {
-	if len(args) == 0 || strings.HasPrefix(args[0], "-") && args[0] != "-h" && args[0] != "--help" {
-		return append([]string{"run"}, args...)
-	}
-	return args
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -21,6 +20,9 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/report"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
 )
+
+// maxParallel cells have several times as many processes, on one machine.
+const maxParallel = 64
 
 type matrixOptions struct {
 	lanes, faults []string
@@ -42,16 +44,20 @@ func matrixCommand() *cobra.Command {
 reorder or show was claimed beforehand; a lane that does anything else breaks its claim,
 and so does one that exists to show a fault and does not show it.
 
+The first Ctrl-C ends it, shows and keeps what it has found until then, and takes away
+what it has made on the services; a second one ends it at once and takes nothing away.
+
 Without flags it runs all of them. "compare lanes" and "compare faults" list what there is.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
+	verdict.Of(cmd)
 	f := cmd.Flags()
 	f.StringArrayVar(&o.lanes, "lane", nil, "a lane, by name; may be repeated (default all)")
 	f.StringArrayVar(&o.faults, "fault", nil, "a fault, by name; may be repeated (default all)")
 	f.BoolVar(&o.quick, "quick", false, "leave out cells that differ in nothing from others")
 	f.DurationVar(&o.soak, "soak", 0, "draw cells and seeds at random for so long, or until a claim is broken")
-	f.IntVar(&o.parallel, "parallel", 2*runtime.NumCPU(), "cells that run at the same time")
+	f.IntVar(&o.parallel, "parallel", min(2*runtime.NumCPU(), maxParallel), "cells that run at the same time")
 	f.Uint64Var(&o.seed, "seed", 1, "decides events, and what faults leave to chance")
 	o.services.flags(f)
 	f.StringVar(&o.out, "out", "", "folder to keep results.json and the cells that failed in (default runs/<time>)")
@@ -91,8 +97,8 @@ func (o *matrixOptions) run(ctx context.Context) (err error) {
 	switch {
 	case err != nil:
 		return cli.Usage(err)
-	case o.parallel < 1:
-		return cli.Usage(fmt.Errorf("--parallel is %d, must be at least 1", o.parallel))
+	case o.parallel < 1 || o.parallel > maxParallel:
+		return cli.Usage(fmt.Errorf("--parallel is %d, must be from 1 to %d", o.parallel, maxParallel))
 	case o.soak < 0:
 		return cli.Usage(fmt.Errorf("--soak is %v, must be positive", o.soak))
 	case o.soak > 0 && o.quick:
@@ -102,10 +108,7 @@ func (o *matrixOptions) run(ctx context.Context) (err error) {
 		return cli.Usage(err)
 	}
 	started := time.Now()
-	if o.out == "" {
-		o.out = filepath.Join("runs", started.Format("2006-01-02T15-04-05"))
-	}
-	if err := os.MkdirAll(o.out, 0o755); err != nil {
+	if o.out, err = keepIn(o.out, started); err != nil {
 		return err
 	}
 	services, err := o.services.start(ctx, sandbox.Options{
@@ -173,31 +176,33 @@ func (o *matrixOptions) fitting(cells []matrix.Cell, services *sandbox.Services)
 }
 
 func lanesCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "lanes",
-		Short: "List the lanes: ways to consume, each one command line",
-		Args:  cli.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			rows := make([][]string, 0, len(lane.All()))
-			for _, l := range lane.All() {
-				rows = append(rows, []string{l.Slug(), l.Says, strings.TrimPrefix(l.Command(), "go run ./cmd/")})
-			}
-			return list(os.Stdout, []string{"lane", "what it does", "command"}, rows)
-		},
+	var rows [][2]string
+	for _, l := range lane.All() {
+		rows = append(rows, [2]string{l.Slug(), l.Says + "\n" + strings.TrimPrefix(l.Command(), "go run ./cmd/")})
 	}
+	return catalogueCommand("lanes", "List the lanes: ways to consume, each one command line", rows)
 }
 
 func faultsCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "faults",
-		Short: "List the faults that can be injected",
+	var rows [][2]string
+	for _, f := range fault.All() {
+		rows = append(rows, [2]string{f.Slug(), f.Says})
+	}
+	return catalogueCommand("faults", "List the faults that can be injected", rows)
+}
+
+// catalogueCommand prints names, and what there is to say of each.
+func catalogueCommand(name, short string, rows [][2]string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   name,
+		Short: short,
 		Args:  cli.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			rows := make([][]string, 0, len(fault.All()))
-			for _, f := range fault.All() {
-				rows = append(rows, []string{f.Slug(), f.Says})
-			}
-			return list(os.Stdout, []string{"fault", "what it does"}, rows)
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			w := cmd.OutOrStdout()
+			_, err := fmt.Fprint(w, cli.Columns(cli.Width(w), rows))
+			return err
 		},
 	}
+	cli.Manual{OK: "done"}.Of(cmd)
+	return cmd
 }

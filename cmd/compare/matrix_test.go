@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -26,6 +27,9 @@ func TestMatrixUsage(t *testing.T) {
 	}{
 		"unknown lane":          {[]string{"--lane=inbx"}, []string{`"inbx"`, "nearest", "inbox"}},
 		"unknown fault":         {[]string{"--fault=zombi"}, []string{`"zombi"`, "nearest", "zombie"}},
+		"nothing like a lane":   {[]string{"--lane=qqqqqq"}, []string{`no lane "qqqqqq"; compare lanes lists all`}},
+		"nothing like a fault":  {[]string{"--fault="}, []string{`no fault ""; compare faults lists all`}},
+		"far too many at once":  {[]string{"--parallel=1000000000"}, []string{"--parallel is 1000000000"}},
 		"no cell at a time":     {[]string{"--parallel=0"}, []string{"--parallel is 0"}},
 		"a soak into the past":  {[]string{"--soak=-1s"}, []string{"--soak is -1s"}},
 		"a quick soak":          {[]string{"--soak=1m", "--quick"}, []string{"--soak", "--quick"}},
@@ -56,6 +60,8 @@ func TestMatrix(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(done.stdout), &shown), "stdout is results.json and nothing else")
 	require.Equal(t, kept, shown)
 
+	require.True(t, kept.OfMatrix())
+	require.NotContains(t, done.stdout, `"plan"`)
 	require.Len(t, kept.Results, 6)
 	found := make(map[string]report.Result)
 	for _, result := range kept.Results {
@@ -76,8 +82,11 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// Whoever interrupts a matrix gets what it has found until then.
+// Whoever interrupts a matrix gets what it has found until then, and nothing is left on
+// the services.
 func TestMatrixInterrupted(t *testing.T) {
+	const ofMatrices = "dt_"
+	before := left(t, ofMatrices)
 	dir := t.TempDir()
 	cmd := process.Command(role, "matrix", "--lane=inbox", "--parallel=1", "--out="+dir)
 	cmd.Env = append(cmd.Environ(), onSharedServices(t)...)
@@ -95,6 +104,7 @@ func TestMatrixInterrupted(t *testing.T) {
 	require.Error(t, cmd.Wait())
 	require.Equal(t, cli.ExitUnusable, cmd.ProcessState.ExitCode(), said)
 	require.Contains(t, said, "interrupted")
+	require.Equal(t, before, left(t, ofMatrices))
 	kept, err := report.Read(dir)
 	require.NoError(t, err)
 	require.NotEmpty(t, kept.Results)
@@ -113,6 +123,9 @@ func TestCatalogues(t *testing.T) {
 	}
 	for _, f := range fault.All() {
 		require.Contains(t, faults.stdout, f.Slug())
+	}
+	for line := range strings.Lines(lanes.stdout + faults.stdout) {
+		require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), 100, line)
 	}
 }
 

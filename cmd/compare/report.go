@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -31,7 +32,10 @@ func reportCommand() *cobra.Command {
 				return err
 			}
 			if page != "" {
-				return results.EmbedFile(page)
+				if asJSON {
+					return cli.Usage(errors.New("--json and --page exclude each other"))
+				}
+				return cmp.Or(results.EmbedFile(page), judge(results))
 			}
 			if err := show(results, asJSON); err != nil {
 				return err
@@ -39,8 +43,9 @@ func reportCommand() *cobra.Command {
 			return judge(results)
 		},
 	}
+	cli.Manual{OK: "every claim held", Broken: "a claim did not hold"}.Of(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print results.json to stdout, and nothing else")
-	cmd.Flags().StringVar(&page, "page", "", "write a matrix into this Markdown page, between its lines <!-- matrix:begin --> and <!-- matrix:end -->")
+	cmd.Flags().StringVar(&page, "page", "", "write the matrix in DIR into this Markdown page, between its lines <!-- matrix:begin --> and <!-- matrix:end -->")
 	return cmd
 }
 
@@ -64,10 +69,10 @@ func judge(r report.Report) error {
 		}
 	}
 	if missed > 0 {
-		return fmt.Errorf("%d of %d kills did not strike before the events ran out, so the claims were not put to the test: raise --events or lower --kills", missed, len(r.Plan))
+		return fmt.Errorf("%d of %s did not strike before the events ran out, so the claims were not put to the test: raise --events or lower --kills", missed, report.Count(len(r.Plan), "kill"))
 	}
 	if r.Held() {
 		return nil
 	}
-	return fmt.Errorf("%w: the verdicts above say which", cli.ErrBroken)
+	return fmt.Errorf("%w: the results say which", cli.ErrBroken)
 }

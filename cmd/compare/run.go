@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -19,6 +18,13 @@ import (
 // cleanUpTime bounds what is done after a run, also after Ctrl-C.
 const cleanUpTime = 30 * time.Second
 
+const (
+	// maxEvents are as many as the auditor can keep in mind.
+	maxEvents = 10_000_000
+	// maxKills take a process a second each, or more.
+	maxKills = 100_000
+)
+
 type runOptions struct {
 	events, rate, instances, kills int
 	seed                           uint64
@@ -26,11 +32,10 @@ type runOptions struct {
 	idempotencyKey                 bool
 	services                       serviceFlags
 	out                            string
-	json, keep                     bool
+	json, noCleanup                bool
 }
 
 func runCommand() *cobra.Command {
-	var o runOptions
 	cmd := &cobra.Command{
 		Use:   "run [flags]",
 		Short: "Run both pipelines side by side and print the grid (the default)",
@@ -38,10 +43,21 @@ func runCommand() *cobra.Command {
 same time: each produces to Kafka, writes to Postgres and calls a third party over HTTP.
 It kills instances of both with SIGKILL at named steps and starts them again, waits
 until all is consumed, and counts what is really in Kafka, in Postgres, and in the
-ledger of the third party.`,
+ledger of the third party.
+
+The first Ctrl-C ends it without results and takes away what it has made on the
+services; a second one ends it at once and takes nothing away.`,
 		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
+	runs(cmd)
+	return cmd
+}
+
+// runs makes a command one that runs both pipelines side by side.
+func runs(cmd *cobra.Command) {
+	var o runOptions
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) }
+	verdict.Of(cmd)
 	f := cmd.Flags()
 	f.IntVar(&o.events, "events", 10_000, "distinct events")
 	f.IntVar(&o.rate, "rate", 500, "events sent a second, fewer while kills are behind; 0: as many as the broker takes")
@@ -53,20 +69,29 @@ ledger of the third party.`,
 	o.services.flags(f)
 	f.StringVar(&o.out, "out", "", "folder to keep results.json and logs in (default runs/<time>)")
 	f.BoolVar(&o.json, "json", false, "print results.json to stdout, and nothing else")
-	f.BoolVar(&o.keep, "keep", false, "keep topics, groups and schemas on your own services")
-	return cmd
+	f.BoolVar(&o.noCleanup, "no-cleanup", false, "leave topics, groups and schemas on your own services")
+}
+
+// verdict is the manual of commands that run lanes.
+var verdict = cli.Manual{
+	Environment: []cli.Variable{
+		cli.KafkaBrokers, cli.DatabaseURL,
+		{Name: "NO_COLOR", Says: "set to anything: no colours on a terminal"},
+	},
+	OK:     "every claim held",
+	Broken: "a claim did not hold",
 }
 
 func (o *runOptions) validate() error {
 	switch {
-	case o.events < 1:
-		return fmt.Errorf("--events is %d, must be at least 1", o.events)
+	case o.events < 1 || o.events > maxEvents:
+		return fmt.Errorf("--events is %d, must be from 1 to %d", o.events, maxEvents)
 	case o.rate < 0:
 		return fmt.Errorf("--rate is %d, must not be negative", o.rate)
 	case o.instances < 1 || o.instances > trial.MaxInstances:
 		return fmt.Errorf("--instances is %d, must be from 1 to %d", o.instances, trial.MaxInstances)
-	case o.kills < 0:
-		return fmt.Errorf("--kills is %d, must not be negative", o.kills)
+	case o.kills < 0 || o.kills > maxKills:
+		return fmt.Errorf("--kills is %d, must be from 0 to %d", o.kills, maxKills)
 	case o.kills > 0 && o.kills < leastKills(o.lanes()):
 		return fmt.Errorf("--kills is %d, must be 0 or at least %d: in fewer, no instance would die at some step where it must show", o.kills, leastKills(o.lanes()))
 	case !(o.publisherDuplicates >= 0 && o.publisherDuplicates <= 1): // NaN is neither
@@ -92,10 +117,7 @@ func (o *runOptions) run(ctx context.Context) (err error) {
 	}
 	lanes := o.lanes()
 	started := time.Now()
-	if o.out == "" {
-		o.out = filepath.Join("runs", started.Format("2006-01-02T15-04-05"))
-	}
-	if err := os.MkdirAll(o.out, 0o755); err != nil {
+	if o.out, err = keepIn(o.out, started); err != nil {
 		return err
 	}
 	bars := newBars(o.events, lanes)
@@ -121,11 +143,13 @@ func (o *runOptions) run(ctx context.Context) (err error) {
 		Name:                "delivered_twice_" + started.UTC().Format("20060102_150405"),
 		Progress:            bars,
 	})
-	if !o.keep {
+	if !o.noCleanup {
 		defer func() {
 			cleanUp, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTime)
 			defer cancel()
-			err = errors.Join(err, remove(cleanUp))
+			if left := remove(cleanUp); left != nil {
+				err = errors.Join(err, cli.LeftBehind(left))
+			}
 		}()
 	}
 	if err != nil {

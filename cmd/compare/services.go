@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
+	"path/filepath"
+	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
 )
 
@@ -20,12 +22,8 @@ type serviceFlags struct {
 
 func (s *serviceFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.kafka, "kafka", sandbox.Embedded, "which Kafka to start: embedded, or apache (needs Java 17 and Maven)")
-	f.StringSliceVar(&s.brokers, "brokers", split(os.Getenv("KAFKA_BROKERS")), "your Kafka, host:port with commas between (default $KAFKA_BROKERS; none: start one)")
+	cli.BrokersFlag(f, &s.brokers, "your Kafka, host:port with commas between (default $KAFKA_BROKERS; none: start one)")
 	f.StringVar(&s.databaseURL, "database-url", "", "your Postgres (default $DATABASE_URL; none: start one)")
-}
-
-func split(list string) []string {
-	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
 func (s *serviceFlags) validate() error {
@@ -42,4 +40,24 @@ func (s *serviceFlags) start(ctx context.Context, o sandbox.Options) (*sandbox.S
 		o.DatabaseURL = os.Getenv("DATABASE_URL")
 	}
 	return sandbox.Start(ctx, o)
+}
+
+// keepIn makes the folder in which results are kept, runs/<time> where none is named, and
+// makes sure that something can be written there: not at the end of a long run.
+func keepIn(out string, started time.Time) (string, error) {
+	if out == "" {
+		out = filepath.Join("runs", started.Format("2006-01-02T15-04-05"))
+	}
+	err := os.MkdirAll(out, 0o755)
+	if err == nil {
+		var probe *os.File
+		if probe, err = os.CreateTemp(out, "writable-"); err == nil {
+			_ = probe.Close()
+			err = os.Remove(probe.Name())
+		}
+	}
+	if err != nil {
+		return "", cli.Usage(fmt.Errorf("--out: %w; name a folder that can be written", err))
+	}
+	return out, nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/endpoint"
 	"github.com/delivered-twice/delivered-twice/internal/kafkatx"
+	"github.com/delivered-twice/delivered-twice/internal/report"
 	"github.com/delivered-twice/delivered-twice/internal/twophase"
 )
 
@@ -29,14 +30,19 @@ func transactionsCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "transactions",
 		Short: "Show the transactions of --guarantee=two-phase that are open, and finish them by hand",
-		Args:  cli.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args:  cli.NoSuchCommand,
+		RunE:  cli.CommandMissing,
 	}
+	manual := cli.Manual{Environment: []cli.Variable{cli.KafkaBrokers, cli.DatabaseURL}, OK: "done"}
+	manual.Of(root)
 	var s serviceFlags
 	f := root.PersistentFlags()
-	f.StringSliceVar(&s.brokers, "brokers", split(os.Getenv("KAFKA_BROKERS")), "Kafka's seed brokers, host:port with commas between (default $KAFKA_BROKERS)")
+	cli.BrokersFlag(f, &s.brokers, "Kafka's seed brokers, host:port with commas between (default $KAFKA_BROKERS)")
 	f.StringVar(&s.databaseURL, "database-url", "", "Postgres, with the pipeline's search_path (default $DATABASE_URL)")
-	root.AddCommand(listTransactions(&s), commitTransaction(&s), abortTransaction(&s))
+	commit := commitTransaction(&s)
+	manual.Broken = "the broker has aborted what was decided: its events are done twice"
+	manual.Of(commit)
+	root.AddCommand(listTransactions(&s), commit, abortTransaction(&s))
 	return root
 }
 
@@ -75,7 +81,7 @@ func commitTransaction(s *serviceFlags) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "committed: %v, %d events\n", one, len(one.EventIDs))
+				fmt.Fprintf(cmd.OutOrStdout(), "committed: %v, %s\n", one, report.Count(len(one.EventIDs), "event"))
 				return nil
 			})
 		},
@@ -212,7 +218,7 @@ func writeTransactions(ctx context.Context, w io.Writer, d *twophase.Decisions, 
 	if err != nil || transactions == 0 {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "lost so far: %d transactions with %d events; table lost_transactions has their ids\n", transactions, events)
+	_, err = fmt.Fprintf(w, "lost so far: %s with %s; table lost_transactions has their ids\n", report.Count(transactions, "transaction"), report.Count(events, "event"))
 	return err
 }
 

@@ -96,7 +96,7 @@ func TestTransactions(t *testing.T) {
 	decide(open("evt_3"))
 	done = transactions("abort", "--although-decided", id)
 	require.Equal(t, cli.ExitOK, done.code, done.stderr)
-	require.Contains(t, transactions("list").stdout, "lost so far: 1 transactions")
+	require.Contains(t, transactions("list").stdout, "lost so far: 1 transaction with 0 events;")
 
 	producer = sandboxtest.Client(t, kgo.TransactionalID(id), kgo.TransactionTimeout(time.Minute))
 	decide(open("evt_4"))

@@ -2,13 +2,10 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
@@ -45,7 +42,7 @@ func newWatch(cells int, soak time.Duration) *watch {
 	w.bar = w.progress.AddBar(total, mpb.AppendDecorators(decor.Any(func(decor.Statistics) string {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return fmt.Sprintf("%d cells, %d injections, %d broken; %s", w.ran, w.injections, w.broken, w.last)
+		return fmt.Sprintf("%s, %s, %d broken; %s", report.Count(w.ran, "cell"), report.Count(w.injections, "injection"), w.broken, w.last)
 	})))
 	return w
 }
@@ -69,7 +66,7 @@ func (w *watch) done(r report.Result) {
 	}
 	line := fmt.Sprintf("%d/%d %s: %s (%.1f s)", w.ran, w.cells, w.last, verdict, r.WallS)
 	if w.soak > 0 {
-		line = fmt.Sprintf("%v: %d cells, %d injections; %s: %s", time.Since(w.begun).Round(time.Second), w.ran, w.injections, w.last, verdict)
+		line = fmt.Sprintf("%v: %s, %s; %s: %s", time.Since(w.begun).Round(time.Second), report.Count(w.ran, "cell"), report.Count(w.injections, "injection"), w.last, verdict)
 	}
 	w.mu.Unlock()
 	switch {
@@ -92,26 +89,4 @@ func (w *watch) close() {
 			w.progress.Wait()
 		}
 	})
-}
-
-// list prints rows in columns.
-func list(to io.Writer, header []string, rows [][]string) error {
-	t := table.NewWriter()
-	t.SetStyle(table.StyleLight)
-	t.Style().Options = table.OptionsNoBordersAndSeparators
-	t.Style().Format.Header = text.FormatDefault
-	line := make(table.Row, len(header))
-	for i, h := range header {
-		line[i] = h
-	}
-	t.AppendHeader(line)
-	for _, row := range rows {
-		line := make(table.Row, len(row))
-		for i, cell := range row {
-			line[i] = cell
-		}
-		t.AppendRow(line)
-	}
-	_, err := fmt.Fprintln(to, t.Render())
-	return err
 }

@@ -157,6 +157,14 @@ func TestUnusable(t *testing.T) {
 		env     []string
 		says    []string
 	}{
+		"no number":            {cli.InboxPipelineName, []string{"--batch-size=x"}, nil, []string{`--batch-size is "x", must be a whole number`, usage}},
+		"no unit":              {cli.EOSPipelineName, []string{"--commit-interval=5"}, nil, []string{"must be a time with its unit", usage}},
+		"no share":             {cli.PaymentsAPIName, []string{"--fail-rate=x"}, nil, []string{`--fail-rate is "x", must be a number`, usage}},
+		"negative records":     {cli.EOSPipelineName, []string{"--max-transaction-records=-1"}, nil, []string{"--max-transaction-records is -1", usage}},
+		"too long a session":   {cli.InboxPipelineName, []string{"--session-timeout=1000000h"}, nil, []string{"--session-timeout is 1000000h0m0s", usage}},
+		"no transaction time":  {cli.EOSPipelineName, []string{"--transaction-timeout=0"}, nil, []string{"--transaction-timeout is 0s", usage}},
+		"no address":           {cli.EOSPipelineName, []string{"--touch=postgres"}, []string{"DATABASE_URL=postgres://u:open-sesame@h:x/d"}, []string{"the database address is not readable"}},
+		"no address either":    {cli.PaymentsAPIName, nil, []string{"DATABASE_URL=postgres://u:open-sesame@h:x/d", "PAYMENTS_KEYS=c=open-sesame"}, []string{"the database address is not readable"}},
 		"unknown flag":         {cli.EOSPipelineName, []string{"--garantee=x"}, nil, []string{"--garantee", usage}},
 		"an argument":          {cli.InboxPipelineName, []string{"now"}, nil, []string{`"now"`, usage}},
 		"unknown guarantee":    {cli.EOSPipelineName, []string{"--guarantee=twice"}, nil, []string{"exactly-once", usage}},
@@ -182,7 +190,11 @@ func TestUnusable(t *testing.T) {
 			env := append([]string{"KAFKA_BROKERS=" + brokers, "DATABASE_URL=" + database.String()}, c.env...)
 			group := sandboxtest.Name(t)
 			begin := time.Now()
-			p := startProgram(t, c.program, env, append([]string{"--group=" + group, "--input=" + group}, c.args...)...)
+			args := c.args
+			if c.program != cli.PaymentsAPIName {
+				args = append([]string{"--group=" + group, "--input=" + group}, args...)
+			}
+			p := startProgram(t, c.program, env, args...)
 			require.Equal(t, cli.ExitUnusable, p.wait(), p.stderr.String())
 			require.Less(t, time.Since(begin), 15*time.Second)
 			lines := strings.Split(strings.TrimSpace(p.stderr.String()), "\n")
@@ -193,6 +205,7 @@ func TestUnusable(t *testing.T) {
 				require.Contains(t, p.stderr.String(), says)
 			}
 			require.NotContains(t, p.stderr.String(), "open-sesame")
+			require.NotContains(t, p.stderr.String(), "strconv")
 		})
 	}
 }

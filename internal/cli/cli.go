@@ -28,15 +28,15 @@ const (
 // ErrBroken is wrapped by the error of a command that ran and found a claim broken.
 var ErrBroken = errors.New("a claim did not hold")
 
-// usageError is an error in what was typed.
-type usageError struct{ error }
-
-// Usage marks err as an error in the command line: the usage line is printed with
-// it.
-func Usage(err error) error { return usageError{err} }
-
 // errInterrupted is the end of a command that a signal kept from its purpose.
 var errInterrupted = errors.New("interrupted")
+
+// leftBehind is what could not be taken away at the end.
+type leftBehind struct{ error }
+
+// LeftBehind marks err as one of taking away what a command has made. It is told even
+// where the command was interrupted, which else is all that is said.
+func LeftBehind(err error) error { return leftBehind{err} }
 
 // Run executes a command with its arguments, as main does: its context ends at
 // SIGINT and SIGTERM, a second of which ends the process at once, and the result is
@@ -46,13 +46,22 @@ func Run(cmd *cobra.Command, args []string) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
+	cmd.SetFlagErrorFunc(flagError)
+	cmd.SetHelpCommand(helpCommand())
 	cmd.SetArgs(args)
 	at, err := cmd.ExecuteContextC(ctx)
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ErrBroken) {
-		err = errInterrupted
+		err = interrupted(err)
 	}
 	return exitCode(os.Stderr, at, err)
+}
+
+func interrupted(err error) error {
+	var left leftBehind
+	if errors.As(err, &left) {
+		return fmt.Errorf("%w, and not all was taken away: %w", errInterrupted, left)
+	}
+	return errInterrupted
 }
 
 func exitCode(stderr io.Writer, cmd *cobra.Command, err error) int {
@@ -82,12 +91,4 @@ func untilStopped(run func(context.Context) error) func(*cobra.Command, []string
 		}
 		return err
 	}
-}
-
-// NoArgs refuses arguments that are not flags.
-func NoArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return Usage(fmt.Errorf("unexpected argument %q", args[0]))
-	}
-	return nil
 }

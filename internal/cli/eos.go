@@ -73,6 +73,10 @@ SIGTERM finishes what is open and ends it.`,
 		Args: NoArgs,
 		RunE: untilStopped(p.run),
 	}
+	Manual{
+		Environment: []Variable{KafkaBrokers, DatabaseURL, paymentsURL, paymentsKey, failpointVariable, traceVariable},
+		OK:          stoppedAsTold,
+	}.Of(cmd)
 	p.flags(cmd, EOSPipelineName, "orders.picked")
 	f := cmd.Flags()
 	f.StringVar(&p.guarantee, "guarantee", string(kafkatx.ExactlyOnce), fmt.Sprintf("one of %v", guarantees()))
@@ -98,6 +102,15 @@ func (p *eosPipeline) run(ctx context.Context) error {
 	}
 	if touches := []string{touchNothing, touchPostgres, touchInbox}; !slices.Contains(touches, p.touch) {
 		return Usage(fmt.Errorf("--touch is %q, must be one of %v", p.touch, touches))
+	}
+	switch {
+	case p.commitInterval < 0:
+		return Usage(fmt.Errorf("--commit-interval is %v, must not be negative", p.commitInterval))
+	case p.maxTransactionRecords < 1:
+		return Usage(fmt.Errorf("--max-transaction-records is %d, must be at least 1", p.maxTransactionRecords))
+	}
+	if err := inMilliseconds("transaction-timeout", p.transactionTimeout); err != nil {
+		return err
 	}
 	if err := p.calls.check(p.logger()); err != nil {
 		return err

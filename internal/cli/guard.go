@@ -56,7 +56,7 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 		return err
 	}
 	if !slices.Contains(guards(), p.guard) {
-		return Usage(fmt.Errorf("--guard is %q; the nearest: %s; all: %s", p.guard, strings.Join(nearest.Names(p.guard, guards(), 2), ", "), strings.Join(guards(), ", ")))
+		return Usage(fmt.Errorf("--guard is %q%s; all: %s", p.guard, nearest.Hint(p.guard, guards()), strings.Join(guards(), ", ")))
 	}
 	if err := p.checkOutbox(given); err != nil {
 		return err

@@ -115,6 +115,15 @@ SIGTERM finishes the batch in hand and ends it.`,
 		}
 		return p.run(ctx)
 	})
+	Manual{
+		Environment: []Variable{
+			KafkaBrokers, DatabaseURL,
+			{"REDIS_URL", "Redis of --guard=redis, where --redis-url is not given: redis://user:password@host:6379/0"},
+			{WebhookSecretVariable, "with --source=webhook: the secret that requests are signed with, or several with commas between"},
+			paymentsURL, paymentsKey, failpointVariable, traceVariable,
+		},
+		OK: stoppedAsTold,
+	}.Of(cmd)
 	p.flags(cmd, InboxPipelineName, "orders.picked")
 	f := cmd.Flags()
 	f.StringVar(&p.guard, "guard", guardInbox, "what keeps an event from being done twice: "+strings.Join(guards(), ", "))

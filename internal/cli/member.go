@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -48,7 +48,7 @@ type member struct {
 func (m *member) flags(cmd *cobra.Command, program, output string) {
 	m.program = program
 	f := cmd.Flags()
-	f.StringSliceVar(&m.brokers, "brokers", split(os.Getenv("KAFKA_BROKERS")), "Kafka's seed brokers, host:port with commas between (default $KAFKA_BROKERS)")
+	BrokersFlag(f, &m.brokers, "Kafka's seed brokers, host:port with commas between (default $KAFKA_BROKERS)")
 	f.StringVar(&m.databaseURL, "database-url", "", "Postgres (default $DATABASE_URL)")
 	f.StringVar(&m.input, "input", "orders.paid", "topic of OrderPaid events")
 	f.StringVar(&m.output, "output", output, "topic of pick requests")
@@ -57,10 +57,6 @@ func (m *member) flags(cmd *cobra.Command, program, output string) {
 	f.StringVar(&m.attempt, "attempt", "", "name of this incarnation, kept with every effect (default: instance, pid and start time)")
 	f.IntVar(&m.maxAttempts, "max-attempts", 3, "failures after which an event becomes a dead letter")
 	f.DurationVar(&m.sessionTimeout, "session-timeout", 10*time.Second, "silence after which the group gives a member's partitions away")
-}
-
-func split(list string) []string {
-	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
 // complete fills in what depends on the environment, and checks.
@@ -81,8 +77,15 @@ func (m *member) complete() error {
 	if m.maxAttempts < 1 {
 		return Usage(fmt.Errorf("--max-attempts is %d, must be at least 1", m.maxAttempts))
 	}
-	if m.sessionTimeout <= 0 {
-		return Usage(fmt.Errorf("--session-timeout is %v, must be positive", m.sessionTimeout))
+	return inMilliseconds("session-timeout", m.sessionTimeout)
+}
+
+// inMilliseconds refuses what Kafka's protocol can't say: it has 32 bits for so many
+// milliseconds.
+func inMilliseconds(flag string, d time.Duration) error {
+	const longest = math.MaxInt32 * time.Millisecond
+	if d < time.Millisecond || d > longest {
+		return Usage(fmt.Errorf("--%s is %v, must be from 1ms to %v", flag, d, longest.Truncate(time.Hour)))
 	}
 	return nil
 }
@@ -256,9 +259,9 @@ func (m *member) pool(ctx context.Context, idle time.Duration) (*pgxpool.Pool, e
 	if m.databaseURL == "" {
 		return nil, Usage(errors.New("no database: set --database-url or DATABASE_URL"))
 	}
-	config, err := pgxpool.ParseConfig(m.databaseURL)
+	config, err := poolConfig(ctx, m.databaseURL)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", endpoint.Redact(m.databaseURL), err)
+		return nil, err
 	}
 	if idle > 0 {
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -267,6 +270,18 @@ func (m *member) pool(ctx context.Context, idle time.Duration) (*pgxpool.Pool, e
 		}
 	}
 	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// poolConfig reads an address. What pgx says of one that it can't read quotes it.
+func poolConfig(ctx context.Context, databaseURL string) (*pgxpool.Config, error) {
+	config, err := pgxpool.ParseConfig(databaseURL)
+	if err == nil {
+		return config, nil
+	}
+	if _, err := endpoint.Postgres(ctx, databaseURL); err != nil {
+		return nil, err
+	}
+	return nil, Usage(errors.New("the database address has settings of a pool (pool_…) that cannot be read: leave them out"))
 }
 
 // inboxIdle is how long the transaction of an inbox may stand idle. A member that

@@ -58,6 +58,14 @@ SIGTERM answers what is in flight and ends it.`,
 		}
 		return p.run(ctx)
 	})
+	Manual{
+		Environment: []Variable{
+			DatabaseURL,
+			{PaymentsKeys, "the API keys of its clients: client=secret,client2=secret2"},
+			failpointVariable, traceVariable,
+		},
+		OK: stoppedAsTold,
+	}.Of(cmd)
 	f := cmd.Flags()
 	f.StringVar(&p.listen, "listen", "127.0.0.1:8420", "address to listen on; port 0 takes a free one")
 	f.StringVar(&p.databaseURL, "database-url", "", "Postgres (default $DATABASE_URL)")
@@ -171,9 +179,9 @@ const paymentsConnections = 24
 
 // openDatabase connects to Postgres and brings the tables up to date.
 func (p *paymentsAPI) openDatabase(ctx context.Context) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(p.databaseURL)
+	config, err := poolConfig(ctx, p.databaseURL)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", endpoint.Redact(p.databaseURL), err)
+		return nil, err
 	}
 	config.MaxConns = paymentsConnections
 	config.ConnConfig.ConnectTimeout = firstAnswer

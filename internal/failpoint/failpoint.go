@@ -82,7 +82,7 @@ func Parse(spec string) (*Failpoint, error) {
 
 // FromEnv parses the environment variable [Variable]. Where it is unset or empty
 // the result is nil, which is a failpoint that never strikes. A step that is not
-// among steps is an error that names the nearest ones and then all of them: a
+// among steps is an error that names those that are near and then all of them: a
 // misspelt failpoint would otherwise be a test that passes because nothing
 // happened.
 func FromEnv(steps []string) (*Failpoint, error) {
@@ -95,8 +95,8 @@ func FromEnv(steps []string) (*Failpoint, error) {
 		return nil, fmt.Errorf("environment variable %s: %w", Variable, err)
 	}
 	if !slices.Contains(steps, f.Step) {
-		return nil, fmt.Errorf("environment variable %s: there is no step %q; the nearest: %s; all: %s",
-			Variable, f.Step, strings.Join(nearest.Names(f.Step, steps, 2), ", "), strings.Join(steps, ", "))
+		return nil, fmt.Errorf("environment variable %s: there is no step %q%s; all: %s",
+			Variable, f.Step, nearest.Hint(f.Step, steps), strings.Join(steps, ", "))
 	}
 	return f, nil
 }

@@ -181,5 +181,5 @@ func TestFromEnvRefusesAStepThatIsNotThere(t *testing.T) {
 	t.Setenv(failpoint.Variable, "comitted:2")
 	_, err := failpoint.FromEnv(steps)
 	require.EqualError(t, err, `environment variable FAILPOINT: there is no step "comitted"; `+
-		`the nearest: committed, polled; all: polled, begun, inserted, worked, committed, acknowledged`)
+		`the nearest: committed; all: polled, begun, inserted, worked, committed, acknowledged`)
 }

@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/delivered-twice/delivered-twice/internal/lane"
 	"github.com/delivered-twice/delivered-twice/internal/nearest"
@@ -83,7 +82,7 @@ func All() []Fault { return slices.Clone(catalogue) }
 // Slug is the name as a command line takes it: without blanks.
 func (f Fault) Slug() string { return lane.Slug(string(f.Name)) }
 
-// Find returns the fault of that name or slug. The error names the nearest.
+// Find returns the fault of that name or slug. The error names those that are near.
 func Find(name string) (Fault, error) {
 	var slugs []string
 	for _, f := range catalogue {
@@ -92,5 +91,5 @@ func Find(name string) (Fault, error) {
 		}
 		slugs = append(slugs, f.Slug())
 	}
-	return Fault{}, fmt.Errorf("there is no fault %q; the nearest: %s", name, strings.Join(nearest.Names(lane.Slug(name), slugs, 3), ", "))
+	return Fault{}, fmt.Errorf("there is no fault %q%s; compare faults lists all", name, nearest.Hint(lane.Slug(name), slugs))
 }

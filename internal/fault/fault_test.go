@@ -183,7 +183,7 @@ func TestFind(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, lane.Kill9, f.Name)
 	_, err = fault.Find("zombi")
-	require.ErrorContains(t, err, `there is no fault "zombi"; the nearest: zombie,`)
+	require.ErrorContains(t, err, `there is no fault "zombi"; the nearest: zombie; compare faults lists all`)
 }
 
 // What the catalogue must be like for a report on any of its faults to make sense.

@@ -132,7 +132,7 @@ func Slug(name string) string {
 }
 
 // Find returns the lane of that name or slug, be it of the catalogue or of the headline.
-// The error names the nearest.
+// The error names those that are near.
 func Find(name string) (Lane, error) {
 	var slugs []string
 	for _, l := range slices.Concat(catalogue, Headline(false), Headline(true)) {
@@ -141,7 +141,7 @@ func Find(name string) (Lane, error) {
 		}
 		slugs = append(slugs, l.Slug())
 	}
-	return Lane{}, fmt.Errorf("there is no lane %q; the nearest: %s", name, strings.Join(nearest.Names(Slug(name), slugs, 3), ", "))
+	return Lane{}, fmt.Errorf("there is no lane %q%s; compare lanes lists all", name, nearest.Hint(Slug(name), slugs))
 }
 
 // All returns every lane of the catalogue, in the order in which they are shown.

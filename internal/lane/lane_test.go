@@ -174,7 +174,7 @@ func TestClaimsOfAnExpiredKey(t *testing.T) {
 
 func TestFind(t *testing.T) {
 	_, err := lane.Find("inbx")
-	require.ErrorContains(t, err, `there is no lane "inbx"; the nearest: inbox,`)
+	require.ErrorContains(t, err, `there is no lane "inbx"; the nearest: inbox; compare lanes lists all`)
 	l, err := lane.Find("inbox-async-commit-gated")
 	require.NoError(t, err)
 	require.Equal(t, "inbox, async commit, gated", l.Name)

@@ -3,6 +3,7 @@ package report
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -60,9 +61,9 @@ func (r Report) Matrix(w io.Writer) error {
 }
 
 // OfMatrix says that the report is one of lanes by faults, and not of a run side by
-// side.
+// side: that it has no plan, or, as older files have an empty one, what only a matrix has.
 func (r Report) OfMatrix() bool {
-	return len(matrixOf(r).faults) > 1 || slices.ContainsFunc(r.Results, func(result Result) bool { return result.Seed != 0 || result.NotApplicable != "" })
+	return r.Plan == nil || len(matrixOf(r).faults) > 1 || slices.ContainsFunc(r.Results, func(result Result) bool { return result.Seed != 0 || result.NotApplicable != "" })
 }
 
 // Markdown renders the same as Markdown, for a page. The same report gives the same
@@ -99,8 +100,12 @@ const (
 
 // Embed returns a page with what [Report.Markdown] renders between its two marker
 // lines, <!-- matrix:begin --> and <!-- matrix:end -->, in place of what is there. A
-// page that has not each of them once, in that order, is an error.
+// page that has not each of them once, in that order, is an error, and so is a report
+// that is not [Report.OfMatrix]: nobody wants a matrix replaced by it.
 func (r Report) Embed(page []byte) ([]byte, error) {
+	if !r.OfMatrix() {
+		return nil, errors.New("the results are those of compare run, and the page has a matrix: name a folder that compare matrix has kept")
+	}
 	before, rest, begun := bytes.Cut(page, []byte(markerBegin))
 	_, after, ended := bytes.Cut(rest, []byte(markerEnd))
 	if !begun || !ended || bytes.Count(page, []byte(markerBegin)) != 1 || bytes.Count(page, []byte(markerEnd)) != 1 {
@@ -385,7 +390,7 @@ func (m matrix) reasons() (sentences []string) {
 		}
 	}
 	for _, why := range order {
-		sentences = append(sentences, english.Sprintf("Not applicable in %d cells: %s", count[why], why))
+		sentences = append(sentences, fmt.Sprintf("Not applicable in %s: %s", Count(count[why], "cell"), why))
 	}
 	return sentences
 }
@@ -407,6 +412,6 @@ func (m matrix) sum() string {
 		}
 	}
 	took := time.Duration(wall * float64(time.Second)).Round(time.Second)
-	return english.Sprintf("%d cells, %d injections: %d held, %d broken, %d not applicable; the lanes ran for %s.",
-		cells, injections, held, broken, notApplicable, took)
+	return english.Sprintf("%s, %s: %d held, %d broken, %d not applicable; the lanes ran for %s.",
+		Count(cells, "cell"), Count(injections, "injection"), held, broken, notApplicable, took)
 }

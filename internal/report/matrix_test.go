@@ -107,6 +107,9 @@ func TestMatrix(t *testing.T) {
 
 func TestMatrixOfNothing(t *testing.T) {
 	require.Contains(t, matrix(t, report.Report{}), "0 cells, 0 injections: 0 held")
+	one := report.Report{Results: []report.Result{{Lane: "set", Fault: lane.Kill9, Injections: 1, NotApplicable: "it has none."}}}
+	require.Contains(t, matrix(t, one), "1 cell, 1 injection: 0 held")
+	require.Contains(t, matrix(t, one), "Not applicable in 1 cell: it has none.")
 }
 
 // big has as many lanes, faults and scopes as a matrix may get.
@@ -186,6 +189,14 @@ func TestEmbed(t *testing.T) {
 	again, err := r.Embed(page)
 	require.NoError(t, err)
 	require.Equal(t, string(page), string(again), "a page that is up to date stays as it is")
+
+	_, err = headline(t).Embed(page)
+	require.ErrorContains(t, err, "compare matrix", "a run replaces no matrix")
+	one := headline(t)
+	one.Plan, one.Results = []report.Kill{}, one.Results[:1]
+	require.False(t, one.OfMatrix(), "a run in which nothing was killed")
+	one.Plan = nil
+	require.True(t, one.OfMatrix(), "a matrix of one cell")
 
 	for name, page := range map[string]string{
 		"no markers":     "# Above\n",

@@ -22,8 +22,9 @@ import (
 type Report struct {
 	Environment Environment `json:"environment"`
 	// Plan are the kills that were drawn before the run, in the order in which
-	// they were drawn.
-	Plan    []Kill   `json:"plan"`
+	// they were drawn: an empty list where none were, and nil in a matrix, in which each
+	// fault plans its own strikes and Result.Injections counts them.
+	Plan    []Kill   `json:"plan,omitzero"`
 	Results []Result `json:"results"`
 }
 
@@ -167,7 +168,7 @@ func Read(dir string) (Report, error) {
 	path := filepath.Join(dir, FileName)
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return Report{}, fmt.Errorf("read the results of a run: %w", err)
+		return Report{}, fmt.Errorf("read the results of a run: %w; name a folder that compare run or compare matrix has kept", err)
 	}
 	var r Report
 	if err := json.Unmarshal(b, &r); err != nil {
@@ -189,11 +190,15 @@ func (r Report) Encode(w io.Writer) error {
 }
 
 // published is a copy for others to see: its figures say no more than was
-// measured, its lists are never null, and no address has a password.
+// measured, its lists are never null (a matrix has no plan), and no address has a password.
 func (r Report) published() Report {
 	r.Environment.Kafka = redact(r.Environment.Kafka)
 	r.Environment.Postgres = redact(r.Environment.Postgres)
-	r.Plan = append([]Kill{}, r.Plan...)
+	if r.OfMatrix() {
+		r.Plan = nil
+	} else {
+		r.Plan = append([]Kill{}, r.Plan...)
+	}
 	for i := range r.Plan {
 		r.Plan[i].RecoveryMS = tenths(r.Plan[i].RecoveryMS)
 	}

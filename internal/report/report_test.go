@@ -135,7 +135,7 @@ func TestTableIsLoudAboutABrokenClaim(t *testing.T) {
 		`BROKEN eos + postgres + http / kafka-uncommitted: all 20,000 events once; the claim was "aborted visible" and had to show, because records are`,
 		`duplicated, and effects of events that nobody sent: 1 (such as "evt_x" in pick_tasks at 17, by attempt "eos-0-1"); the claim was`,
 		"inbox + direct produce + http / postgres: all 20,000 events once",
-		"eos + postgres + http: 3 events were given up on and stored as dead letters.",
+		"eos + postgres + http: given up on and stored as dead letters: 3 events.",
 		"eos + postgres + http: no latency, as the service keeps no time of its commits",
 		"eos + postgres + http 1,235 n/a n/a n/a 412.3 1 of 2",
 	} {
@@ -247,11 +247,17 @@ func TestJSONForm(t *testing.T) {
 
 func TestJSONOfNothingHasLists(t *testing.T) {
 	var b bytes.Buffer
-	require.NoError(t, report.Report{}.Encode(&b))
+	require.NoError(t, report.Report{Plan: []report.Kill{}}.Encode(&b))
 	var form map[string]any
 	require.NoError(t, json.Unmarshal(b.Bytes(), &form))
 	require.Equal(t, []any{}, form["plan"])
 	require.Equal(t, []any{}, form["results"])
+}
+
+func TestCount(t *testing.T) {
+	for n, want := range map[int]string{0: "0 cells", 1: "1 cell", 2: "2 cells", 20_000: "20,000 cells"} {
+		require.Equal(t, want, report.Count(n, "cell"))
+	}
 }
 
 func TestNoPasswordLeaves(t *testing.T) {

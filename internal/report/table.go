@@ -24,6 +24,15 @@ const width = 100
 // english writes 20000 as 20,000.
 var english = message.NewPrinter(language.English)
 
+// Count writes how many there are of what a noun says that takes an s in the plural:
+// 1 cell, 20,000 cells.
+func Count(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return english.Sprintf("%d %s", n, noun)
+}
+
 // Table renders the report for people: what became of the effects in Kafka, in Postgres
 // and at a third party in a word each, what was counted in each scope, what it cost, and
 // one sentence a scope on why that is so. No line is longer than 100
@@ -249,11 +258,11 @@ func phrase(n lane.Counts) string {
 		{lane.Lost, n.Lost}, {lane.Duplicated, n.Duplicated}, {lane.AbortedVisible, n.AbortedVisible}, {lane.Reordered, n.Reordered},
 	} {
 		if outcome.n > 0 {
-			parts = append(parts, english.Sprintf("%d of %d events %s", outcome.n, n.Expected, outcome.name))
+			parts = append(parts, english.Sprintf("%d of %s %s", outcome.n, Count(n.Expected, "event"), outcome.name))
 		}
 	}
 	if len(parts) == 0 {
-		parts = append(parts, english.Sprintf("all %d events once", n.Expected))
+		parts = append(parts, "all "+Count(n.Expected, "event")+" once")
 	}
 	if n.Unexpected > 0 {
 		parts = append(parts, english.Sprintf("and effects of events that nobody sent: %d", n.Unexpected))
@@ -268,8 +277,8 @@ func (r Report) environment() []string {
 	if e.Brokers > 1 {
 		kafka += fmt.Sprintf(" (%d brokers)", e.Brokers)
 	}
-	remarks := []string{fmt.Sprintf("Measured on %s, PostgreSQL %s, %s, %d CPUs; seed %d; started %s.",
-		kafka, e.Postgres, e.Go, e.CPUs, e.Seed, e.StartedAt.UTC().Format(time.DateTime+" MST"))}
+	remarks := []string{fmt.Sprintf("Measured on %s, PostgreSQL %s, %s, %s; seed %d; started %s.",
+		kafka, e.Postgres, e.Go, Count(e.CPUs, "CPU"), e.Seed, e.StartedAt.UTC().Format(time.DateTime+" MST"))}
 	if strings.HasPrefix(e.Kafka, "kfake") {
 		remarks = append(remarks, "kfake imitates a Kafka broker: what it shows should be seen on Apache Kafka too before it is believed.")
 	}
@@ -285,8 +294,8 @@ func (r Report) remarks() []string {
 				"(PostgreSQL does with track_commit_timestamp = on).")
 		}
 		if result.DeadLetters > 0 {
-			remarks = append(remarks, english.Sprintf("%s: %d events were given up on and stored as dead letters.",
-				result.Lane, result.DeadLetters))
+			remarks = append(remarks, fmt.Sprintf("%s: given up on and stored as dead letters: %s.",
+				result.Lane, Count(result.DeadLetters, "event")))
 		}
 	}
 	return remarks

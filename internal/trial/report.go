@@ -28,6 +28,7 @@ const unexpectedShown = 10
 func (t *trial) report(ctx context.Context, started time.Time) (report.Report, error) {
 	t.Progress.Phase("auditing")
 	r := report.Report{
+		Plan: []report.Kill{}, // also where there are none: without one it would be a matrix
 		Environment: report.Environment{
 			Kafka:     t.Services.KafkaVersion,
 			Postgres:  t.Services.PostgresVersion,
