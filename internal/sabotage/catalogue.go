@@ -7,8 +7,8 @@ import (
 )
 
 // All returns every sabotage: of the inbox, of stored offsets, of Kafka transactions,
-// of faults, and of the auditor.
-func All() []Sabotage { return slices.Clone(catalogue) }
+// of faults, of the auditor, and of what lies past the edge of a transaction.
+func All() []Sabotage { return slices.Concat(catalogue, edge) }
 
 var catalogue = []Sabotage{
 	{
