@@ -180,8 +180,8 @@ FROM (
 		copied, _ := json.Marshal(fields)
 		err = v.stripe(header, copied, at)`,
 		Lane:  "inbox behind a webhook",
-		Fault: lane.Kill9,
-		Red:   fails("refused"),
+		Fault: lane.SenderRetries,
+		Red:   fails("refused: "),
 	},
 	{
 		Name:  "hash_of_a_copy",
