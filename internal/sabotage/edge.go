@@ -151,7 +151,7 @@ FROM (
 			AND published_at IS NULL AND refused_at IS NULL AND topic <> ALL ($2::text[])
 		ORDER BY id
 `,
-		Test: "TestLowerIDCommitsLater",
+		Test: "TestLowerIDCommitsLater/another",
 	},
 
 	{

@@ -158,9 +158,9 @@ func (s Sabotage) RunTest(ctx context.Context, root, overlay string) (failed boo
 	printed, err := run.CombinedOutput()
 	output = string(printed)
 	switch {
-	case strings.Contains(output, "\n--- FAIL: "+s.Test+" "):
+	case strings.Contains(output, "--- FAIL: "+s.Test+" "):
 		return true, output, nil
-	case err == nil && strings.Contains(output, "\n--- PASS: "+s.Test+" "):
+	case err == nil && strings.Contains(output, "--- PASS: "+s.Test+" "):
 		return false, output, nil
 	}
 	return false, output, fmt.Errorf("%s of %s was not run to its end (%v):\n%s", s.Test, filepath.Dir(s.File), err, output)

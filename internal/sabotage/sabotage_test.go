@@ -134,8 +134,9 @@ func TestRedCheck(t *testing.T) {
 }
 
 // parallel is how many programs are built and run at the same time: each has a Kafka
-// and a Postgres of its own.
-const parallel = 2
+// and a Postgres of its own. It is more than a small machine has cores, because some
+// only wait until a timeout is over.
+const parallel = 3
 
 var places = make(chan struct{}, parallel)
 
