@@ -286,13 +286,13 @@ var started = time.Now().UnixNano()
 		Wrong: "the zombie goes on before anybody has taken its partitions over",
 		File:  "internal/fault/zombie.go",
 		Old: `
-	passed, err := z.Passings()
+	if _, err := s.Enter(stage.Entry{Instance: 1, SessionTimeout: stage.Impatient}); err != nil {
 `,
 		New: `
 	if err := z.Continue(); err != nil {
 		return err
 	}
-	passed, err := z.Passings()
+	if _, err := s.Enter(stage.Entry{Instance: 1, SessionTimeout: stage.Impatient}); err != nil {
 `,
 		Lane:  "at-least-once",
 		Fault: lane.Zombie,

@@ -155,7 +155,7 @@ FROM (
 	},
 
 	{
-		Name:  "duplicates_answered_with_500",
+		Name:  "duplicates_answered_with_a_failure",
 		Wrong: "the sender of a webhook that has come before gets a failure, and never hears that it is done",
 		File:  "internal/pginbox/insert.go",
 		Old: `
