@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/delivered-twice/delivered-twice/internal/lane"
+	"github.com/delivered-twice/delivered-twice/internal/outbox"
 	"github.com/delivered-twice/delivered-twice/internal/stage"
 )
 
@@ -16,6 +17,12 @@ var zombie = Fault{
 			if err := raise(ctx, s, step); err != nil {
 				return fmt.Errorf("zombie at %s: %w", step, err)
 			}
+		}
+		if !s.Lane.Outbox {
+			return nil
+		}
+		if err := raiseRelay(ctx, s); err != nil {
+			return fmt.Errorf("zombie that is a relay alone: %w", err)
 		}
 		return nil
 	},
@@ -57,6 +64,48 @@ func raise(ctx context.Context, s *stage.Stage, step string) error {
 		return err
 	}
 	if err := s.Publish(ctx, fewBatches); err != nil {
+		return err
+	}
+	if err := s.AwaitPassings(ctx, z, passed+1); err != nil {
+		return err
+	}
+	return s.Disband(ctx)
+}
+
+// raiseRelay makes a zombie of a relay that is a process of its own and has rows in hand
+// which it has not sent, while a member goes on to write later ones of the same keys, and
+// another relay publishes what it may.
+func raiseRelay(ctx context.Context, s *stage.Stage) error {
+	z, err := s.Enter(stage.Entry{
+		Instance: 1, Failpoint: string(outbox.Claimed) + ":1:pause", SessionTimeout: stage.Impatient, Args: []string{"--relay=only"},
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := s.Enter(stage.Entry{Args: []string{"--relay=elsewhere"}}); err != nil {
+		return err
+	}
+	if err := s.Publish(ctx, fewBatches); err != nil {
+		return err
+	}
+	if err := s.AwaitStopped(ctx, z); err != nil {
+		return err
+	}
+	passed, err := z.Passings()
+	if err != nil {
+		return err
+	}
+	if _, err := s.Enter(stage.Entry{Instance: 2, Args: []string{"--relay=only"}}); err != nil {
+		return err
+	}
+	if err := s.Publish(ctx, 2*fewBatches); err != nil {
+		return err
+	}
+	if err := s.AwaitConsumed(ctx); err != nil {
+		return err
+	}
+	s.Struck()
+	if err := z.Continue(); err != nil {
 		return err
 	}
 	if err := s.AwaitPassings(ctx, z, passed+1); err != nil {

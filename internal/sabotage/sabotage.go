@@ -10,6 +10,10 @@
 // changed. The sources themselves know nothing of it: there is no hook and no build
 // tag.
 //
+// A few bugs no cell can tell: what they cost is not a lost nor a doubled effect, or it
+// takes a moment that no fault from outside can hold. Of those a test of the changed
+// package must fail, run with the same overlay.
+//
 // One by hand:
 //
 //	go test ./internal/sabotage -run 'TestSabotage/ack_before_commit' -v
@@ -30,7 +34,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/report"
 )
 
-// Sabotage is one bug, and the cell of the matrix that catches it.
+// Sabotage is one bug, and the cell of the matrix, or the test, that catches it.
 type Sabotage struct {
 	// Name is what its test is called: words with underscores between.
 	Name string
@@ -46,6 +50,9 @@ type Sabotage struct {
 	Fault lane.Fault
 	// Red is how.
 	Red Red
+	// Test is the test of File's package that must fail, where no cell can tell; "" for
+	// all others.
+	Test string
 }
 
 // Red is how a cell turns red: a claim that counts break, or a cell that can't be
@@ -141,4 +148,20 @@ func Build(ctx context.Context, root, dir, overlay string) (string, error) {
 		return "", fmt.Errorf("go build: %w\n%s", err, output)
 	}
 	return program, nil
+}
+
+// RunTest runs the sabotage's Test with what [Sabotage.Overlay] has returned, "" for
+// none, and says whether it has failed. A test that was not run is an error.
+func (s Sabotage) RunTest(ctx context.Context, root, overlay string) (failed bool, output string, err error) {
+	run := exec.CommandContext(ctx, "go", "test", "-overlay="+overlay, "-vet=off", "-count=1", "-v", "-run=^"+s.Test+"$", "./"+filepath.Dir(s.File))
+	run.Dir = root
+	printed, err := run.CombinedOutput()
+	output = string(printed)
+	switch {
+	case strings.Contains(output, "--- FAIL: "+s.Test+" "):
+		return true, output, nil
+	case err == nil && strings.Contains(output, "--- PASS: "+s.Test+" "):
+		return false, output, nil
+	}
+	return false, output, fmt.Errorf("%s of %s was not run to its end (%v):\n%s", s.Test, filepath.Dir(s.File), err, output)
 }
