@@ -307,6 +307,23 @@ func TestHalfClosed(t *testing.T) {
 	require.GreaterOrEqual(t, resp.StatusCode, http.StatusInternalServerError) // the sender sends it again
 }
 
+// A body that does not arrive whole is nobody's event, and is not answered as one.
+func TestTruncated(t *testing.T) {
+	var got inbox
+	address, _ := serve(t, receiver(t, func(o *webhook.Options) { o.Process = got.process }))
+	conn, err := net.Dial("tcp", address)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{}")
+	require.NoError(t, err)
+	require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusBadRequest, resp.StatusCode)
+	require.Empty(t, got.ids())
+}
+
 func TestTooManyInHand(t *testing.T) {
 	begun, finish := make(chan struct{}), make(chan struct{})
 	r := receiver(t, func(o *webhook.Options) {
