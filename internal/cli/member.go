@@ -258,7 +258,7 @@ func (m *member) pool(ctx context.Context, idle time.Duration) (*pgxpool.Pool, e
 	}
 	config, err := pgxpool.ParseConfig(m.databaseURL)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", endpoint.Redact(m.databaseURL), err)
+		return nil, endpoint.ErrUnreadable // the error would quote it, and it has a password
 	}
 	if idle > 0 {
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {

@@ -173,7 +173,7 @@ const paymentsConnections = 24
 func (p *paymentsAPI) openDatabase(ctx context.Context) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(p.databaseURL)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", endpoint.Redact(p.databaseURL), err)
+		return nil, endpoint.ErrUnreadable // the error would quote it, and it has a password
 	}
 	config.MaxConns = paymentsConnections
 	config.ConnConfig.ConnectTimeout = firstAnswer
