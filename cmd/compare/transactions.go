@@ -72,7 +72,7 @@ func commitTransaction(s *serviceFlags) *cobra.Command {
 					return err
 				}
 				if !decided {
-					return fmt.Errorf("nothing is decided on %s: its work is not in Postgres, and to commit its output would lose that work; it can only be aborted", args[0])
+					return fmt.Errorf("nothing is decided on %s: somebody else may have committed it by now; otherwise its work is not in Postgres, and to commit its output would lose that work: see compare transactions list", args[0])
 				}
 				err = d.Finish(ctx, one)
 				if errors.Is(err, twophase.ErrLost) {

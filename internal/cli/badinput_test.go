@@ -183,6 +183,7 @@ func TestUnusable(t *testing.T) {
 		"unreachable brokers":  {cli.EOSPipelineName, nil, []string{"KAFKA_BROKERS=" + closed}, []string{closed}},
 		"unreachable database": {cli.InboxPipelineName, nil, []string{"DATABASE_URL=postgres://u:open-sesame@" + closed + "/d"}, []string{closed}},
 		"wrong password":       {cli.InboxPipelineName, nil, []string{"DATABASE_URL=" + wrong.String()}, []string{database.Host}},
+		"unreadable password":  {cli.EOSPipelineName, []string{"--touch=postgres"}, []string{"DATABASE_URL=postgres://u:pw?open-sesame/@" + closed + "/d"}, []string{"percent-encoded"}},
 		"too long a timeout":   {cli.EOSPipelineName, []string{"--transaction-timeout=24h"}, nil, []string{"transaction.max.timeout.ms"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -208,6 +209,14 @@ func TestUnusable(t *testing.T) {
 			require.NotContains(t, p.stderr.String(), "strconv")
 		})
 	}
+}
+
+// What cannot be read of an address may be the password.
+func TestPaymentsAPIShowsNoPassword(t *testing.T) {
+	p := startProgram(t, cli.PaymentsAPIName, []string{"PAYMENTS_KEYS=shop=s", "DATABASE_URL=postgres://u:pw?open-sesame/@127.0.0.1:1/d"})
+	require.Equal(t, cli.ExitUnusable, p.wait(), p.stderr.String())
+	require.Contains(t, p.stderr.String(), "percent-encoded")
+	require.NotContains(t, p.stderr.String(), "open-sesame")
 }
 
 // A group whose members would share the input without doing the same with it, and

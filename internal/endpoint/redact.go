@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// errUnreadable says nothing about the address it was given: a part that is in the
+// ErrUnreadable says nothing about the address it was given: a part that is in the
 // wrong place may be part of the password.
-var errUnreadable = errors.New("the database address is not readable; write postgres://user:password@host:5432/database, " +
+var ErrUnreadable = errors.New("the database address is not readable; write postgres://user:password@host:5432/database, " +
 	"with the special characters of the password percent-encoded (@ as %40, / as %2F), or host=… user=… password=… dbname=…")
 
 // unreadable is what Redact shows of such an address.
@@ -37,11 +37,11 @@ func Redact(databaseURL string) string {
 // parse never returns pgx's own errors, which quote what they could not parse.
 func parse(databaseURL string) (*pgx.ConnConfig, error) {
 	if ambiguous(databaseURL) {
-		return nil, errUnreadable
+		return nil, ErrUnreadable
 	}
 	config, err := pgx.ParseConfig(databaseURL)
 	if err != nil {
-		return nil, errUnreadable
+		return nil, ErrUnreadable
 	}
 	return config, nil
 }

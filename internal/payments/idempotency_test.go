@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/delivered-twice/delivered-twice/internal/payments"
@@ -156,6 +157,29 @@ func TestARetryInFlight(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A retry is told at once that its key is in flight, also where the requests in flight
+// have all connections to Postgres.
+func TestARetryInFlightWithoutAConnection(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig(database(t))
+	require.NoError(t, err)
+	config.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	g := newGate(payments.Claimed)
+	open := sync.OnceFunc(func() { close(g.opened) })
+	a := newAPIOn(t, pool, func(o *payments.Options) { o.Hook = g.hook; o.Stall = patience })
+	t.Cleanup(open)
+	first := a.later("k")
+	<-g.reached
+	require.Equal(t, http.StatusConflict, a.charge("k").status)
+	open()
+	require.Equal(t, http.StatusOK, (<-first).status)
+	require.True(t, a.charge("k").replayed(), "and it is free as soon as the first one is answered")
+	require.Len(t, a.ledger(), 1)
 }
 
 // Another schema of the same database is another API, with keys of its own.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -53,6 +54,7 @@ type Server struct {
 	fail, drop *luck
 	hook       Hook
 	log        *slog.Logger
+	working    sync.Map // of heldKey: what this server is working on
 }
 
 // NewServer returns a server on the tables of [Migrate]. It takes one connection of
@@ -133,6 +135,10 @@ type call struct {
 	params params
 }
 
+// heldKey is a key that this server holds in the table. Its retries are answered without
+// a connection: where requests in flight have all of them, a retry would wait.
+type heldKey struct{ client, key string }
+
 type (
 	// prepare checks the parameters of a request, and touches nothing.
 	prepare func(params) (work, error)
@@ -201,6 +207,10 @@ func (s *Server) perform(ctx context.Context, c call, passage *Passage, prepare 
 	if wrong != nil && c.key == "" {
 		return answer{}, wrong
 	}
+	key := heldKey{c.client, c.key}
+	if _, working := s.working.Load(key); working {
+		return answer{}, inFlight()
+	}
 	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}) // claim needs that level
 	if err != nil {
 		return answer{}, fmt.Errorf("begin: %w", err)
@@ -219,6 +229,12 @@ func (s *Server) perform(ctx context.Context, c call, passage *Passage, prepare 
 	if err := s.hold(ctx, tx, c); err != nil {
 		return answer{}, err
 	}
+	release := func() {}
+	if c.key != "" {
+		s.working.Store(key, nil)
+		release = sync.OnceFunc(func() { s.working.Delete(key) })
+	}
+	defer release()
 	if err := s.pass(ctx, passage, Claimed); err != nil {
 		return answer{}, err
 	}
@@ -239,6 +255,7 @@ func (s *Server) perform(ctx context.Context, c call, passage *Passage, prepare 
 	if err := tx.Commit(ctx); err != nil {
 		return answer{}, fmt.Errorf("commit: %w", err)
 	}
+	release() // before the answer leaves: nobody who has it gets a 409
 	return given, s.pass(ctx, passage, Committed)
 }
 

@@ -23,6 +23,16 @@ var ErrNotOpen = errors.New("no transaction is open")
 func (d *Decisions) Abort(ctx context.Context, transactionalID string, decidedToo bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	// The transaction to be aborted is chosen before the right to decide on it is taken, and
+	// aborted by its epoch: an owner that takes the right back does so for another one.
+	described, err := kadm.NewClient(d.kafka).DescribeTransactions(ctx, transactionalID)
+	if err != nil {
+		return fmt.Errorf("twophase: describe the transaction of %s: %w", transactionalID, err)
+	}
+	open := described[transactionalID]
+	if open.Err != nil && !errors.Is(open.Err, kerr.TransactionalIDNotFound) {
+		return fmt.Errorf("twophase: describe the transaction of %s: %w", transactionalID, open.Err)
+	}
 	if _, err := d.draw(ctx, transactionalID); err != nil {
 		return err
 	}
@@ -32,14 +42,6 @@ func (d *Decisions) Abort(ctx context.Context, transactionalID string, decidedTo
 	}
 	if decided && !decidedToo {
 		return fmt.Errorf("twophase: abort the %v: %w", one, ErrDecided)
-	}
-	described, err := kadm.NewClient(d.kafka).DescribeTransactions(ctx, transactionalID)
-	if err != nil {
-		return fmt.Errorf("twophase: describe the transaction of %s: %w", transactionalID, err)
-	}
-	open := described[transactionalID]
-	if open.Err != nil && !errors.Is(open.Err, kerr.TransactionalIDNotFound) {
-		return fmt.Errorf("twophase: describe the transaction of %s: %w", transactionalID, open.Err)
 	}
 	if open.State != "Ongoing" || decided && (open.ProducerID != one.ProducerID || open.ProducerEpoch != one.ProducerEpoch) {
 		return fmt.Errorf("twophase: transactional id %s: %w", transactionalID, ErrNotOpen)

@@ -100,8 +100,10 @@ func (c *Coordinator) Recover(ctx context.Context) error {
 // in flight holds a lock on the row until it is committed or rolled back, and is waited
 // for: what is there then is all that will ever be.
 func (d *Decisions) draw(ctx context.Context, transactionalID string) (fence int64, err error) {
+	// Durable for the reason that a decision is: a fence that is forgotten lets two decide.
 	err = d.pool.QueryRow(ctx, `
-INSERT INTO transactional_ids AS t (transactional_id, fence) VALUES ($1, 1)
+WITH durably AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true))
+INSERT INTO transactional_ids AS t (transactional_id, fence) SELECT $1, 1 FROM durably
 ON CONFLICT (transactional_id) DO UPDATE SET fence = t.fence + 1
 RETURNING fence`, transactionalID).Scan(&fence)
 	if err != nil {
@@ -147,8 +149,9 @@ func (c *Coordinator) finishOthers(ctx context.Context) {
 func (c *Coordinator) Decide(ctx context.Context, p kafkatx.Prepared) error {
 	tx, err := c.pool.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(
 		// A process that stands still with the transaction open would keep its locks, and could
-		// decide after the timeout.
-		`BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d`, (c.options.TransactionTimeout / 4).Milliseconds())})
+		// decide after the timeout. And what Kafka is told to commit must not be forgotten in
+		// a crash of Postgres, whatever the database's default is.
+		`BEGIN; SET LOCAL synchronous_commit = on; SET LOCAL idle_in_transaction_session_timeout = %d`, (c.options.TransactionTimeout / 4).Milliseconds())})
 	if err != nil {
 		return classified(err)
 	}

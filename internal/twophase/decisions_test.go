@@ -2,13 +2,16 @@ package twophase_test
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"net/url"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -242,4 +245,68 @@ func TestMigrateAgain(t *testing.T) {
 	database := sandboxtest.Database(t)
 	require.NoError(t, twophase.Migrate(t.Context(), database))
 	require.NoError(t, twophase.Migrate(t.Context(), database))
+}
+
+// looked calls a function once, when the decision on a transaction has been looked for.
+type looked struct{ then func() }
+
+type lookedFor struct{}
+
+func (l *looked) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, lookedFor{}, strings.Contains(q.SQL, "FROM decided_transactions"))
+}
+
+func (l *looked) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	if is, _ := ctx.Value(lookedFor{}).(bool); is && l.then != nil {
+		then := l.then
+		l.then = nil
+		then()
+	}
+}
+
+// An owner that has noticed that its right was taken begins a transaction anew and
+// decides on that, while the abort is still on its way. That one is not aborted.
+func TestAbortOfAnOwnerThatGoesOn(t *testing.T) {
+	p := newPlace(t)
+	id := kafkatx.TransactionalID(p.group, "a")
+	p.recovered(p.options("a"))
+	p.open("a", time.Minute, "evt_1")
+
+	config, err := pgxpool.ParseConfig(p.database)
+	require.NoError(t, err)
+	config.ConnConfig.Tracer = &looked{then: func() {
+		c := p.recovered(p.options("a"))
+		next := p.open("a", time.Minute, "evt_1")
+		require.NoError(t, c.Decide(t.Context(), next.Prepared))
+	}}
+	slow, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(slow.Close)
+	require.Error(t, twophase.NewDecisions(slow, p.client, slog.New(slog.DiscardHandler)).Abort(t.Context(), id, false))
+
+	one, stored := p.decided("a")
+	require.True(t, stored)
+	require.NoError(t, p.decisions().Finish(t.Context(), one))
+	require.Equal(t, once([]string{"evt_1"}), p.worked())
+	require.Equal(t, once([]string{"evt_1"}), p.produced(p.output))
+}
+
+// A decision is on disk before Kafka is told, also in a database that is set up to
+// forget the last commits in a crash.
+func TestDecisionsAreDurable(t *testing.T) {
+	p := newPlace(t)
+	config, err := pgxpool.ParseConfig(p.database)
+	require.NoError(t, err)
+	config.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
+	p.pool, err = pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(p.pool.Close)
+	o := p.options("a")
+	var setting string
+	o.Work = func(ctx context.Context, tx pgx.Tx, _ []*kgo.Record) error {
+		return tx.QueryRow(ctx, `SELECT current_setting('synchronous_commit')`).Scan(&setting)
+	}
+	c := p.recovered(o)
+	require.NoError(t, c.Decide(t.Context(), p.open("a", time.Minute, "evt_1").Prepared))
+	require.Equal(t, "on", setting)
 }

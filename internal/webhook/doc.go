@@ -42,5 +42,7 @@
 //   - The id of GitHub is in a header that the signature does not cover, and there is no
 //     timestamp: who has recorded a delivery can send it again under another id.
 //   - Without a signature anybody is the provider.
-//   - TLS is left to what stands in front.
+//   - TLS is left to what stands in front, and so are senders that are slow on purpose:
+//     a body that trickles in takes one of [Options].MaxInHand for up to 10 s, before
+//     anybody can know whether it is signed.
 package webhook

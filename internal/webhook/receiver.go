@@ -146,9 +146,12 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	if req.Context().Err() != nil {
 		r.options.Logger.Info("a sender did not wait for the answer; the event comes again", "event", event.ID, "from", req.RemoteAddr)
-		return
+	} else {
+		r.options.Logger.Warn("a request was refused", "event", event.ID, "from", req.RemoteAddr, "cause", err)
 	}
-	r.options.Logger.Warn("a request was refused", "event", event.ID, "from", req.RemoteAddr, "cause", err)
+	// It is answered in both cases: a sender that has only closed its side of the
+	// connection, or whose body came to a standstill, looks like one that has left, and
+	// net/http answers 200 for a handler that writes nothing.
 	answer := &refusal{status: http.StatusInternalServerError, says: "the event could not be processed; send it again"}
 	errors.As(err, &answer)
 	switch answer.status {

@@ -275,6 +275,55 @@ func TestSenderLeft(t *testing.T) {
 	require.ElementsMatch(t, []string{"0", "1", "2", "3", `"stays"`}, values)
 }
 
+// A sender that has said all it had to say, and closes its side, still reads the answer.
+// An event that is not done must not look like one that is.
+func TestHalfClosed(t *testing.T) {
+	r := receiver(t, func(o *webhook.Options) {
+		o.Process = func(context.Context, []pginbox.Event) error { return errors.New("not done") }
+	})
+	left := make(chan struct{})
+	gone := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		body, err := io.ReadAll(req.Body)
+		if err != nil {
+			return
+		}
+		req.Body = io.NopCloser(bytes.NewReader(body))
+		<-req.Context().Done() // the server has seen the end of what the sender says
+		close(left)
+		r.ServeHTTP(w, req)
+	})
+	server := httptest.NewServer(gone)
+	t.Cleanup(server.Close)
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+	require.NoError(t, err)
+	require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+	<-left
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.GreaterOrEqual(t, resp.StatusCode, http.StatusInternalServerError) // the sender sends it again
+}
+
+// A body that does not arrive whole is nobody's event, and is not answered as one.
+func TestTruncated(t *testing.T) {
+	var got inbox
+	address, _ := serve(t, receiver(t, func(o *webhook.Options) { o.Process = got.process }))
+	conn, err := net.Dial("tcp", address)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{}")
+	require.NoError(t, err)
+	require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusBadRequest, resp.StatusCode)
+	require.Empty(t, got.ids())
+}
+
 func TestTooManyInHand(t *testing.T) {
 	begun, finish := make(chan struct{}), make(chan struct{})
 	r := receiver(t, func(o *webhook.Options) {
