@@ -25,8 +25,9 @@ import (
 
 // BenchmarkInbox: consume, insert the ids, do the work, commit, acknowledge; guard=none
 // is the same without the ids. A batch is what is polled together, at most. The work is
-// one row an event (insert), or that of the warehouse (an order and a pick task, out of
-// JSON), for the whole batch in one statement.
+// done for the whole batch in one statement: a row of one column an event (insert), or
+// what inbox-pipeline does (loyalty: decode, and one row; warehouse: decode, set the
+// order to PICKING, and one row).
 func BenchmarkInbox(b *testing.B) {
 	printEnvironment(b)
 	for _, c := range inboxCases() {
@@ -58,7 +59,7 @@ func inboxCases() []inboxCase {
 		cases = append(cases, inboxCase{"none", "none", "insert", "sync", batch, 1})
 	}
 	for _, batch := range []int{1_000, 5_000} {
-		for _, work := range []string{"insert", "warehouse"} {
+		for _, work := range []string{"insert", "loyalty", "warehouse"} {
 			cases = append(cases, inboxCase{"inbox", pginbox.HashKeys, work, "sync", batch, 2})
 			cases = append(cases, inboxCase{"none", "none", work, "sync", batch, 2})
 		}
@@ -122,8 +123,11 @@ type process func(context.Context, []pginbox.Event) error
 func (c inboxCase) process(b *testing.B, pool *pgxpool.Pool, more []func(context.Context, pgx.Tx, []pginbox.Event) error) process {
 	b.Helper()
 	work := insertWork
-	if c.work == "warehouse" {
-		work = pickWork
+	switch c.work {
+	case "loyalty":
+		work = pipelineWork(warehouse.Award)
+	case "warehouse":
+		work = pipelineWork(warehouse.Pick)
 	}
 	handlers := []pginbox.Handler{{Name: "bench", Handle: func(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
 		err := work(ctx, tx, events)
@@ -155,16 +159,19 @@ func insertWork(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
 	return err
 }
 
-func pickWork(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
-	effects := make([]warehouse.Effect, len(events))
-	for i, e := range events {
-		effect, err := warehouse.FromRecord(e.Record)
-		if err != nil {
-			return err
+// pipelineWork is what inbox-pipeline does for a batch.
+func pipelineWork(do func(context.Context, warehouse.DB, string, []warehouse.Effect) error) func(context.Context, pgx.Tx, []pginbox.Event) error {
+	return func(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
+		effects := make([]warehouse.Effect, len(events))
+		for i, e := range events {
+			effect, err := warehouse.FromRecord(e.Record)
+			if err != nil {
+				return err
+			}
+			effects[i] = effect
 		}
-		effects[i] = effect
+		return do(ctx, tx, "bench", effects)
 	}
-	return warehouse.Pick(ctx, tx, "bench", effects)
 }
 
 // valueBytes is how long the values of records are.
