@@ -57,7 +57,8 @@ type ConsumerOptions struct {
 	AcknowledgeFirst bool
 	// AcknowledgeAfterFlush, where set, is the database that Process works in, where
 	// its commits may be asynchronous: batches are acknowledged only once the
-	// write-ahead log is on disk as far as their commits. If the database crashes, or a connection to it is lost, whatever is
+	// write-ahead log is on disk as far as their commits, while the next ones are being
+	// processed. If the database crashes, or a connection to it is lost, whatever is
 	// not acknowledged is in doubt: it comes again, from the committed offsets on.
 	//
 	// It takes one connection out of the pool and keeps it. It must be a session on
@@ -71,8 +72,7 @@ type ConsumerOptions struct {
 	// again; it doubles, up to a hundredfold. The default is 100 ms.
 	RetryBackoff time.Duration
 	// Hook, where set, is called at the steps Polled and Acknowledged; at the latter
-	// from another goroutine, and for several batches together where they are
-	// acknowledged together.
+	// from another goroutine with AcknowledgeAfterFlush, and for several batches at once.
 	Hook Hook
 	// Logger, where set, hears what a person running the consumer should know.
 	Logger *slog.Logger
@@ -140,13 +140,11 @@ func NewConsumer(o ConsumerOptions) (*Consumer, error) {
 	return &Consumer{options: o}, nil
 }
 
-// Run consumes until ctx ends: batch by batch, it polls and processes, and
-// acknowledges while the next batch is being processed; or it acknowledges and then
-// processes, where the options say so. Up to 20,000 events are processed and not
-// acknowledged yet. In the end it finishes the batch in hand and acknowledges all, or
-// leaves it where StopGrace is not enough, and returns nil. A static member does not
-// leave its group: its partitions wait for its return for as long as the session
-// timeout.
+// Run consumes until ctx ends: batch by batch, it polls, processes and acknowledges,
+// or acknowledges and processes where the options say so. Then it finishes and
+// acknowledges the batch in hand, or leaves it where StopGrace is not enough, and
+// returns nil. A static member does not leave its
+// group: its partitions wait for its return for as long as the session timeout.
 //
 // A batch that is lost on the way, or that takes so long that the group has given its
 // partitions away, comes again, here or at another member (but see AcknowledgeFirst).

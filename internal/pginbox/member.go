@@ -50,27 +50,34 @@ func (m *member) serve(ctx context.Context, events []Event) error {
 	return m.deliver(ctx, events)
 }
 
-// deliver processes a batch and sees to it that it is acknowledged.
+// deliver processes a batch and acknowledges it.
 func (m *member) deliver(ctx context.Context, events []Event) error {
 	if err := m.polled(ctx, events); err != nil {
 		return err
 	}
-	if m.options.AcknowledgeFirst {
+	switch {
+	case m.options.AcknowledgeFirst:
 		taken, err := m.acknowledge(ctx, m.client, events)
 		if err != nil || !taken {
 			return err
 		}
 		return m.process(ctx, events)
-	}
-	t, err := m.openedTail(ctx) // its witness before there is anything to lose
-	if err != nil {
-		return err
+	case m.options.AcknowledgeAfterFlush != nil:
+		t, err := m.openedTail(ctx) // before there is anything to lose
+		if err != nil {
+			return err
+		}
+		if err := m.process(ctx, events); err != nil {
+			return err
+		}
+		t.add(events)
+		return nil
 	}
 	if err := m.process(ctx, events); err != nil || m.isRejoining() {
 		return err
 	}
-	t.add(events)
-	return nil
+	_, err := m.acknowledge(ctx, m.client, events)
+	return err
 }
 
 // process calls Process. Where the stored offsets are not as they were, it drops the
@@ -211,7 +218,7 @@ func (m *member) finishTail(grace time.Duration) {
 	switch {
 	case err == nil:
 	case errors.Is(err, errInDoubt), errors.Is(err, context.Canceled):
-		m.options.Logger.Warn("batches stay unacknowledged and come again", "cause", err)
+		m.options.Logger.Warn("batches that may not be on disk stay unacknowledged and come again", "cause", err)
 	default:
 		m.fail(err)
 	}

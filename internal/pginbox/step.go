@@ -24,8 +24,8 @@ const (
 	// [Options].AsynchronousCommit, as soon as the write-ahead log is on disk.
 	Committed Step = "committed"
 	// Acknowledged: the source will not deliver the events again. Passed by the
-	// [Consumer]: next after Polled with [ConsumerOptions].AcknowledgeFirst, and else
-	// while later batches are being processed.
+	// [Consumer]: next after Polled with [ConsumerOptions].AcknowledgeFirst, and
+	// while later batches are being processed with AcknowledgeAfterFlush.
 	Acknowledged Step = "acknowledged"
 )
 
@@ -44,7 +44,8 @@ type Passage struct {
 }
 
 // Hook is called at every passage and delays what comes after. The handlers of an
-// inbox pass their steps concurrently, and so does a consumer that acknowledges.
+// inbox pass their steps concurrently, and so does a consumer that acknowledges after
+// the flush.
 //
 // An error is taken as a failure of the infrastructure at that step: from Begun to
 // Worked the transaction is rolled back and tried again; at Committed it is as if

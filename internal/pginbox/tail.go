@@ -17,13 +17,12 @@ const (
 	maxTail = 4096
 )
 
-// tail acknowledges processed batches while the next ones are being processed. What
-// comes up meanwhile is acknowledged together, in one request: the broker takes as
-// long for that as Postgres does for hundreds of events. Where commits are
-// asynchronous, it waits until they are on disk, with a witness that was there before
-// the first of them.
+// tail acknowledges processed batches, in their order, once their commits are on
+// disk, while the next ones are being processed. Its witness was there before the
+// first of them. What has piled up meanwhile is acknowledged in one request: the
+// broker takes as long for it as Postgres for many a small batch.
 type tail struct {
-	witness *witness // nil where a commit that has returned is on disk
+	witness *witness
 	batches chan []Event
 	room    *semaphore.Weighted // for events
 	ctx     context.Context
@@ -35,36 +34,28 @@ type tail struct {
 
 // openTail begins one. It waits outages out until ctx ends, which also ends the tail.
 func (c *Consumer) openTail(ctx context.Context, client *kgo.Client) (*tail, error) {
-	t := &tail{
-		batches: make(chan []Event, maxTail),
-		room:    semaphore.NewWeighted(maxUnacknowledged),
-		hurry:   make(chan struct{}),
-		done:    make(chan struct{}),
-	}
-	if c.options.AcknowledgeAfterFlush != nil {
-		var err error
-		if t.witness, err = c.openWitness(ctx); err != nil {
-			return nil, err
-		}
-	}
-	t.ctx, t.cancel = context.WithCancel(ctx)
-	go func() {
-		defer close(t.done)
-		defer t.cancel()
-		if t.witness != nil {
-			defer t.witness.close()
-		}
-		t.err = t.follow(c, client)
-	}()
-	return t, nil
-}
-
-func (c *Consumer) openWitness(ctx context.Context) (*witness, error) {
 	pauses := newBackoff(c.options.RetryBackoff)
 	for {
 		w, err := openWitness(ctx, c.options.AcknowledgeAfterFlush)
-		if err == nil || refused(err) {
-			return w, err
+		if err == nil {
+			t := &tail{
+				witness: w,
+				batches: make(chan []Event, maxTail),
+				room:    semaphore.NewWeighted(maxUnacknowledged),
+				hurry:   make(chan struct{}),
+				done:    make(chan struct{}),
+			}
+			t.ctx, t.cancel = context.WithCancel(ctx)
+			go func() {
+				defer close(t.done)
+				defer w.close()
+				defer t.cancel()
+				t.err = t.follow(c, client)
+			}()
+			return t, nil
+		}
+		if refused(err) {
+			return nil, err
 		}
 		if err := c.pause(ctx, pauses, err); err != nil {
 			return nil, err
@@ -81,13 +72,11 @@ func (t *tail) follow(c *Consumer, client *kgo.Client) error {
 			taken += weight(batch)
 			events = append(events, batch...)
 		}
-		if t.witness != nil {
-			if err := t.witness.awaitFlush(t.ctx, t.hurry); err != nil {
-				if refused(err) || t.ctx.Err() != nil {
-					return fmt.Errorf("follow the write-ahead log: %w", err)
-				}
-				return fmt.Errorf("%w: %w", errInDoubt, err)
+		if err := t.witness.awaitFlush(t.ctx, t.hurry); err != nil {
+			if refused(err) || t.ctx.Err() != nil {
+				return fmt.Errorf("follow the write-ahead log: %w", err)
 			}
+			return fmt.Errorf("%w: %w", errInDoubt, err)
 		}
 		if _, err := c.acknowledge(t.ctx, client, events); err != nil {
 			return err
