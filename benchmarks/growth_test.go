@@ -136,8 +136,8 @@ func (g *growth) measure(b *testing.B) {
 	)
 	purging.Go(func() {
 		for n := range arrived {
-			// As many as have arrived are older than that.
-			window := time.Since(oldest.Add(time.Duration(float64(age) * float64(n) / float64(g.rows))))
+			// As many as have arrived are older than that, for as long as there are old ones.
+			window := max(time.Since(oldest.Add(time.Duration(float64(age)*float64(n)/float64(g.rows)))), time.Minute)
 			removed, err := g.inbox.Purge(b.Context(), pginbox.PurgePolicy{Window: window, RedeliveryHorizon: window})
 			if err != nil {
 				b.Error(err)
