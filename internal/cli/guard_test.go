@@ -83,14 +83,14 @@ func TestWorkersKilled(t *testing.T) {
 		t.Run(guard, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
-			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 			args := []string{"--guard=" + guard, "--batch-size=25", "--workers=2"}
+			idle := b.start(cli.InboxPipelineName, nil, args...)
+			b.awaitMembers(2)
+			idle.end()
+
+			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 			b.killed(cli.InboxPipelineName, "committed", args...)
 			require.Equal(t, lane.Counts{Expected: 400, Once: 400}, b.auditTables(expected).Rows)
-
-			p := b.start(cli.InboxPipelineName, nil, args...)
-			b.awaitMembers(2)
-			p.end()
 		})
 	}
 }
