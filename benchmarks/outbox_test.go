@@ -44,7 +44,7 @@ func BenchmarkInboxOutbox(b *testing.B) {
 	printEnvironment(b)
 	for _, batch := range batches {
 		b.Run(fmt.Sprintf("keys=%s/batch=%d", pginbox.TextKeys, batch), func(b *testing.B) {
-			benchmarkInbox(b, pginbox.TextKeys, batch, func(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
+			benchmarkInbox(b, inboxCase{"inbox", pginbox.TextKeys, "insert", "sync", batch, 1}, func(ctx context.Context, tx pgx.Tx, events []pginbox.Event) error {
 				messages := make([]outbox.Message, len(events))
 				for i, e := range events {
 					r := &kgo.Record{Topic: "unpublished", Key: e.Record.Key, Value: e.Record.Value, Headers: e.Record.Headers}

@@ -77,6 +77,10 @@ func (p *inboxPipeline) check(given func(flag string) bool) error {
 			fmt.Sprintf("--source is %q, must be %s, %s or %s", p.source, sourceGroup, sourceShareGroup, sourceWebhook)},
 		{p.batchSize < 1,
 			fmt.Sprintf("--batch-size is %d, must be at least 1", p.batchSize)},
+		{p.workers < 1,
+			fmt.Sprintf("--%s is %d, must be at least 1", flagWorkers, p.workers)},
+		{p.workers > 1 && p.source != sourceGroup,
+			fmt.Sprintf("--%s is for --source=%s", flagWorkers, sourceGroup)},
 		{p.redisTTL < time.Millisecond,
 			fmt.Sprintf("--redis-ttl is %v, must be at least 1ms", p.redisTTL)},
 

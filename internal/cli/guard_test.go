@@ -77,6 +77,33 @@ func TestGuardsKilled(t *testing.T) {
 	}
 }
 
+// An instance of several members dies as one, and they all come back at once.
+func TestWorkersKilled(t *testing.T) {
+	for _, guard := range []string{"inbox", "offsets"} {
+		t.Run(guard, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			args := []string{"--guard=" + guard, "--batch-size=25", "--workers=2"}
+			idle := b.start(cli.InboxPipelineName, nil, args...)
+			b.awaitMembers(2)
+			idle.end()
+
+			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
+			b.killed(cli.InboxPipelineName, "committed", args...)
+			require.Equal(t, lane.Counts{Expected: 400, Once: 400}, b.auditTables(expected).Rows)
+		})
+	}
+}
+
+// A worker without a partition would do nothing.
+func TestMoreWorkersThanPartitions(t *testing.T) {
+	b := newBench(t)
+	p := b.start(cli.InboxPipelineName, nil, "--workers=3")
+	require.Equal(t, cli.ExitUnusable, p.wait())
+	require.Contains(t, p.stderr.String(), "2 partitions, too few")
+	require.Contains(t, p.stderr.String(), "1 of the 3 workers of instance 0")
+}
+
 // Under --guard=shape a pick task has a natural key, and points have none.
 func TestShapeHoldsForPickTasksOnly(t *testing.T) {
 	b := newBench(t)
@@ -268,6 +295,8 @@ func TestGuardUnusable(t *testing.T) {
 		"a misspelt guard":               {[]string{"--guard=selectfirst"}, []string{"the nearest: select-first", "usage: "}},
 		"unknown source":                 {[]string{"--source=queue"}, []string{"share-group", "usage: "}},
 		"async shortcut":                 {[]string{"--guard=none", "--async-commit"}, []string{"--async-commit", "usage: "}},
+		"no workers":                     {[]string{"--workers=0"}, []string{"must be at least 1", "usage: "}},
+		"workers of a share group":       {[]string{"--workers=2", "--source=share-group"}, []string{"--source=group", "usage: "}},
 		"flushed anyway":                 {[]string{"--ack-after-flush"}, []string{"needs --async-commit", "usage: "}},
 		"flush for stored offsets":       {[]string{"--guard=offsets", "--async-commit", "--ack-after-flush"}, []string{"does nothing", "usage: "}},
 		"offsets of a share group":       {[]string{"--guard=inbox+offsets", "--source=share-group"}, []string{"no offsets", "usage: "}},

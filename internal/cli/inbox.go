@@ -42,6 +42,7 @@ const (
 	flagRedisURL          = "redis-url"
 	flagRedisTTL          = "redis-ttl"
 	flagHandlers          = "handlers"
+	flagWorkers           = "workers"
 )
 
 // Flags that only some ways to publish have a use for.
@@ -105,7 +106,8 @@ at PAYMENTS_URL, with the key in PAYMENTS_KEY, from inside its transaction, whic
 not cover that either. With --idempotency-key it sends the event's id along, by which
 the API knows a charge that is asked for again.
 
-Several instances share the partitions; each needs an --instance of its own.
+Several instances share the partitions; each needs an --instance of its own. With
+--workers=N an instance is N members of the group.
 SIGTERM finishes the batch in hand and ends it.`,
 		Args: NoArgs,
 	}
@@ -141,6 +143,7 @@ SIGTERM finishes the batch in hand and ends it.`,
 	f.DurationVar(&p.outboxRetention, flagOutboxRetention, 24*time.Hour, "age at which published rows of the outbox are removed")
 	f.StringVar(&p.eventKey, flagEventKey, string(pginbox.TextKeys), fmt.Sprintf("how the inbox keeps ids: %q as received, or %q for 16 bytes of their SHA-256", pginbox.TextKeys, pginbox.HashKeys))
 	f.IntVar(&p.batchSize, "batch-size", 1_000, "events in one Postgres transaction, at most")
+	f.IntVar(&p.workers, flagWorkers, 1, "members of the group that this process is, with partitions and transactions of their own; from the second on they are named <instance>.1, <instance>.2 …")
 	f.DurationVar(&p.purgeAfter, flagPurgeAfter, 7*24*time.Hour, "age at which inbox rows are removed")
 	f.DurationVar(&p.redeliveryHorizon, flagRedeliveryHorizon, 72*time.Hour, "how long after its first delivery an event may still come again; --purge-after must not be shorter")
 	f.StringVar(&p.redisURL, flagRedisURL, "", "Redis of --guard=redis, redis://user:password@host:6379/0 (default $REDIS_URL)")
@@ -169,20 +172,23 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 		return err
 	}
 	defer closeProducer()
-	guard, err := p.openGuard(ctx, pool, handlers, hook)
-	if err != nil {
-		return err
-	}
-	defer guard.close()
-	consumer, err := p.consumer(guard, pool, hook)
-	if err != nil {
-		return err
+	guards := make([]openGuard, p.workers)
+	consumers := make([]consumer, p.workers)
+	for w := range p.workers {
+		// A guard each: one that stores offsets is one owner of partitions.
+		if guards[w], err = p.openGuard(ctx, pool, handlers, hook); err != nil {
+			return err
+		}
+		defer guards[w].close()
+		if consumers[w], err = p.consumer(w, guards[w], pool, hook); err != nil {
+			return err
+		}
 	}
 	all, ctx := errgroup.WithContext(ctx)
-	// The others outlive the consumer, so that the relay publishes what it leaves.
+	// The others outlive the consumers, so that the relay publishes what they leave.
 	others, stopOthers := context.WithCancel(context.WithoutCancel(ctx))
 	all.Go(func() error {
-		guard.purge(others)
+		guards[0].purge(others)
 		return nil
 	})
 	if p.hasRelay() {
@@ -190,7 +196,11 @@ func (p *inboxPipeline) run(ctx context.Context) error {
 	}
 	all.Go(func() error {
 		defer stopOthers()
-		return consumer.Run(ctx)
+		workers, ctx := errgroup.WithContext(ctx)
+		for _, c := range consumers {
+			workers.Go(func() error { return c.Run(ctx) })
+		}
+		return workers.Wait()
 	})
 	return all.Wait()
 }

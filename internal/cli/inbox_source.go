@@ -15,8 +15,8 @@ type consumer interface {
 	Run(context.Context) error
 }
 
-// consumer returns what --source names.
-func (p *inboxPipeline) consumer(guard openGuard, pool *pgxpool.Pool, hook pginbox.Hook) (consumer, error) {
+// consumer returns what --source names, for one of the workers.
+func (p *inboxPipeline) consumer(worker int, guard openGuard, pool *pgxpool.Pool, hook pginbox.Hook) (consumer, error) {
 	if p.source == sourceWebhook {
 		return p.webhook(guard, hook)
 	}
@@ -41,7 +41,7 @@ func (p *inboxPipeline) consumer(guard openGuard, pool *pgxpool.Pool, hook pginb
 		Client:           p.client(),
 		Group:            p.group,
 		Topics:           []string{p.input},
-		InstanceID:       p.instance,
+		InstanceID:       p.worker(worker),
 		SessionTimeout:   p.sessionTimeout,
 		BatchSize:        p.batchSize,
 		Identify:         order.ID,

@@ -41,6 +41,7 @@ type member struct {
 	attempt        string
 	maxAttempts    int
 	sessionTimeout time.Duration
+	workers        int  // members of the group that this process is; 0 is one
 	shareGroup     bool // group is a share group (KIP-932)
 	withoutKafka   bool // events come another way
 }
@@ -210,15 +211,12 @@ func (m *member) checkGroup(ctx context.Context, admin *kadm.Client, partitions 
 	if err == nil {
 		err = groups[m.group].Err
 	}
-	if errors.Is(err, kerr.GroupIDNotFound) {
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
 		return fmt.Errorf("look up group %s: %w", m.group, err)
 	}
 	others := 0
 	for _, other := range groups[m.group].Members {
-		if other.InstanceID != nil && *other.InstanceID == m.instance {
+		if other.InstanceID != nil && m.isWorker(*other.InstanceID) {
 			continue // an earlier incarnation, or a live one that this one fences off
 		}
 		if other.ClientID != m.program {
@@ -226,10 +224,30 @@ func (m *member) checkGroup(ctx context.Context, admin *kadm.Client, partitions 
 		}
 		others++
 	}
-	if others >= partitions {
+	switch idle := others + max(m.workers, 1) - partitions; {
+	case idle > 0 && m.workers > 1:
+		return fmt.Errorf("topic %s has %d partitions, too few: group %s has %d other members already, and %d of the %d workers of instance %s would get none", m.input, partitions, m.group, others, min(idle, m.workers), m.workers, m.instance)
+	case idle > 0:
 		return fmt.Errorf("topic %s has %d partitions, too few: group %s has %d other members already, and instance %s would get none", m.input, partitions, m.group, others, m.instance)
 	}
 	return nil
+}
+
+// worker names one of the members of the group that this process is.
+func (m *member) worker(number int) string {
+	if number == 0 {
+		return m.instance
+	}
+	return fmt.Sprintf("%s.%d", m.instance, number)
+}
+
+func (m *member) isWorker(instance string) bool {
+	for number := range max(m.workers, 1) {
+		if instance == m.worker(number) {
+			return true
+		}
+	}
+	return false
 }
 
 // checkShareGroup refuses a share group with members that are another program. There

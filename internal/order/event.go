@@ -75,9 +75,11 @@ func Decode(b []byte) (Event, error) {
 		// encoding/json would put U+FFFD in the place of what it can't read.
 		return Event{}, fmt.Errorf("%w: not valid UTF-8", ErrMalformed)
 	}
-	var e Event
-	if err := json.Unmarshal(b, &e); err != nil {
-		return Event{}, fmt.Errorf("%w: %w", ErrMalformed, err)
+	e, ok := decodeOwn(b)
+	if !ok {
+		if err := json.Unmarshal(b, &e); err != nil {
+			return Event{}, fmt.Errorf("%w: %w", ErrMalformed, err)
+		}
 	}
 	switch {
 	case e.OrderID == "":

@@ -72,7 +72,7 @@ type ConsumerOptions struct {
 	// again; it doubles, up to a hundredfold. The default is 100 ms.
 	RetryBackoff time.Duration
 	// Hook, where set, is called at the steps Polled and Acknowledged; at the latter
-	// from another goroutine with AcknowledgeAfterFlush.
+	// from another goroutine with AcknowledgeAfterFlush, and for several batches at once.
 	Hook Hook
 	// Logger, where set, hears what a person running the consumer should know.
 	Logger *slog.Logger

@@ -24,6 +24,9 @@ type delivery struct {
 	covered  []stretch
 	advances []advance
 
+	// expectsFresh says that no id of the pending events is expected to be there.
+	expectsFresh bool
+
 	pending []item // not known to be done or dead, in their order
 	// parts are the pending events again, in the groups in which the handler gets
 	// them: at first one, and whatever fails is halved. They outlive a transaction
@@ -44,17 +47,18 @@ type verdict struct {
 
 func newDelivery(in *Inbox, h Handler, items []item, held *claims, covered []stretch) *delivery {
 	d := &delivery{
-		inbox:    in,
-		handler:  h,
-		log:      in.options.Logger.With("handler", h.Name),
-		claims:   held,
-		covered:  covered,
-		pending:  items,
-		parts:    [][]item{items},
-		attempts: make(map[string]int),
-		verdicts: make(map[string]verdict),
-		outages:  newBackoff(in.options.RetryBackoff),
-		failures: newBackoff(in.options.RetryBackoff),
+		inbox:        in,
+		handler:      h,
+		log:          in.options.Logger.With("handler", h.Name),
+		claims:       held,
+		covered:      covered,
+		expectsFresh: in.expectsFresh(),
+		pending:      items,
+		parts:        [][]item{items},
+		attempts:     make(map[string]int),
+		verdicts:     make(map[string]verdict),
+		outages:      newBackoff(in.options.RetryBackoff),
+		failures:     newBackoff(in.options.RetryBackoff),
 	}
 	for _, it := range items {
 		if it.unfit != nil {
@@ -85,7 +89,7 @@ func (d *delivery) run(ctx context.Context) error {
 			if ctx.Err() == nil {
 				d.log.Warn("a delivery failed through no fault of its events; it is tried again", "events", len(d.pending), "after", pause, "cause", err)
 			}
-		case errors.Is(err, errAhead): // the next attempt knows
+		case errors.Is(err, errAhead), errors.Is(err, errKnown): // the next attempt knows
 		case errors.As(err, &failed):
 			if failed.again {
 				pause = d.failures.NextBackOff()

@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/twmb/franz-go/pkg/kgo"
 )
 
 // errInDoubt says that the database may have lost commits.
@@ -84,91 +83,4 @@ func (w *witness) awaitFlush(ctx context.Context, hurry <-chan struct{}) error {
 			return err
 		}
 	}
-}
-
-// maxUnflushed is how many batches may wait for the disk before processing waits too.
-const maxUnflushed = 64
-
-// tail acknowledges processed batches, in their order, once their commits are on
-// disk, while the next ones are being processed. Its witness was there before the
-// first of them.
-type tail struct {
-	witness *witness
-	batches chan []Event
-	cancel  context.CancelFunc
-	hurry   chan struct{}
-	done    chan struct{}
-	err     error // to be read once done is closed
-}
-
-// openTail begins one. It waits outages out until ctx ends, which also ends the tail.
-func (c *Consumer) openTail(ctx context.Context, client *kgo.Client) (*tail, error) {
-	pauses := newBackoff(c.options.RetryBackoff)
-	for {
-		w, err := openWitness(ctx, c.options.AcknowledgeAfterFlush)
-		if err == nil {
-			ctx, cancel := context.WithCancel(ctx)
-			t := &tail{
-				witness: w,
-				batches: make(chan []Event, maxUnflushed),
-				cancel:  cancel,
-				hurry:   make(chan struct{}),
-				done:    make(chan struct{}),
-			}
-			go func() {
-				defer close(t.done)
-				defer w.close()
-				defer cancel()
-				t.err = t.follow(ctx, c, client)
-			}()
-			return t, nil
-		}
-		if refused(err) {
-			return nil, err
-		}
-		if err := c.pause(ctx, pauses, err); err != nil {
-			return nil, err
-		}
-	}
-}
-
-func (t *tail) follow(ctx context.Context, c *Consumer, client *kgo.Client) error {
-	for batch := range t.batches {
-		// Whatever is here by now is committed by now: one wait serves all of it.
-		batches := [][]Event{batch}
-		for len(t.batches) > 0 {
-			batches = append(batches, <-t.batches)
-		}
-		if err := t.witness.awaitFlush(ctx, t.hurry); err != nil {
-			if refused(err) || ctx.Err() != nil {
-				return fmt.Errorf("follow the write-ahead log: %w", err)
-			}
-			return fmt.Errorf("%w: %w", errInDoubt, err)
-		}
-		for _, events := range batches {
-			if _, err := c.acknowledge(ctx, client, events); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// add hands over a batch that is processed. What a tail that has ended is given stays
-// unacknowledged.
-func (t *tail) add(events []Event) {
-	select {
-	case t.batches <- events:
-	case <-t.done:
-	}
-}
-
-// finish acknowledges what it can within the grace, and returns when it is over.
-// Nothing may be added any more.
-func (t *tail) finish(grace time.Duration) error {
-	close(t.hurry)
-	close(t.batches)
-	defer time.AfterFunc(grace, t.cancel).Stop()
-	<-t.done
-	return t.err
 }

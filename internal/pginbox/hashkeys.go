@@ -33,8 +33,12 @@ ON CONFLICT (name) DO NOTHING`, handlers)
 func (hashLedger) insert() string {
 	return `
 INSERT INTO processed_keys (handler_id, event_key)
-SELECT (SELECT id FROM inbox_handlers WHERE name = $1), event_key FROM unnest($2::uuid[]) AS event_key
-ON CONFLICT (handler_id, event_key) DO NOTHING
+SELECT (SELECT id FROM inbox_handlers WHERE name = $1), event_key FROM unnest($2::uuid[]) AS event_key`
+}
+
+func (l hashLedger) insertMissing() string {
+	return l.insert() + `
+ON CONFLICT (event_key, handler_id) DO NOTHING
 RETURNING event_key`
 }
 

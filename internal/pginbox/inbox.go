@@ -115,6 +115,7 @@ type Inbox struct {
 	ledger   ledger
 	prepared atomic.Bool
 	claims   atomic.Pointer[claims]
+	careful  atomic.Int64 // how many batches are expected to have ids that are there
 }
 
 // New returns an inbox whose tables [Migrate] has made where pool connects to. It

@@ -36,8 +36,11 @@ type ledger interface {
 	prepare(ctx context.Context, pool *pgxpool.Pool, handlers []string) error
 
 	// insert is the statement that inserts rows of $1 (a handler) with the keys $2,
-	// which are given in ascending order, and returns those that were not there.
+	// which are given in ascending order. It fails where one is there (23505).
 	insert() string
+	// insertMissing is the same, but leaves out what is there and returns the keys
+	// of the others.
+	insertMissing() string
 	// remove is the statement that takes such rows back.
 	remove() string
 	// purge is the statement that removes rows from the instant $1 on and before $2,
@@ -45,9 +48,9 @@ type ledger interface {
 	// and the instant of the last.
 	purge() string
 
-	// encode returns keys as the argument $2 of insert and remove.
+	// encode returns keys as the argument $2 of those that insert or remove.
 	encode(keys []string) any
-	// collect reads the keys that insert returned.
+	// collect reads the keys that insertMissing returned.
 	collect(rows pgx.Rows) ([]string, error)
 }
 

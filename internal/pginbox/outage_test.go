@@ -93,6 +93,7 @@ func TestStepsOfADelivery(t *testing.T) {
 	require.NoError(t, in.Process(within(t), events("evt_1")))
 	require.Equal(t, []string{
 		"begun warehouse evt_1", "inserted warehouse evt_1", "worked warehouse evt_1", "committed warehouse evt_1",
+		"begun warehouse evt_1 evt_3 evt_2",                                   // one is there
 		"begun warehouse evt_1 evt_3 evt_2", "inserted warehouse evt_3 evt_2", // the handler fails
 		"begun warehouse evt_3 evt_2", "inserted warehouse evt_3 evt_2", // event by event
 		"worked warehouse evt_3 evt_2", "committed warehouse evt_3 evt_2", // one of them dead

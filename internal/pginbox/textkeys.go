@@ -48,8 +48,12 @@ func (textLedger) prepare(context.Context, *pgxpool.Pool, []string) error { retu
 func (textLedger) insert() string {
 	return `
 INSERT INTO processed_messages (handler, event_id)
-SELECT $1, event_id FROM unnest($2::text[]) AS event_id
-ON CONFLICT (handler, event_id) DO NOTHING
+SELECT $1, event_id FROM unnest($2::text[]) AS event_id`
+}
+
+func (l textLedger) insertMissing() string {
+	return l.insert() + `
+ON CONFLICT (event_id, handler) DO NOTHING
 RETURNING event_id`
 }
 

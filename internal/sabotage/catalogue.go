@@ -126,18 +126,18 @@ var catalogue = []Sabotage{
 	{
 		Name:  "witness_reopened",
 		Wrong: "when the session that follows the write-ahead log is lost, another one goes on in its place",
-		File:  "internal/pginbox/flush.go",
+		File:  "internal/pginbox/tail.go",
 		Old: `
 			return fmt.Errorf("%w: %w", errInDoubt, err)
 `,
 		New: `
 			for {
-				w, err := openWitness(ctx, c.options.AcknowledgeAfterFlush)
+				w, err := openWitness(t.ctx, c.options.AcknowledgeAfterFlush)
 				if err == nil {
 					t.witness = w
 					break
 				}
-				if ctx.Err() != nil {
+				if t.ctx.Err() != nil {
 					return err
 				}
 			}

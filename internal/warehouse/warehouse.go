@@ -157,14 +157,22 @@ type columns struct {
 }
 
 func columnsOf(effects []Effect) columns {
-	var c columns
-	for _, e := range effects {
-		c.events = append(c.events, e.Event)
-		c.eventIDs = append(c.eventIDs, e.EventID)
-		c.orderIDs = append(c.orderIDs, e.Event.OrderID)
-		c.customers = append(c.customers, e.Event.Customer)
-		c.sequences = append(c.sequences, e.Event.Sequence)
-		c.createdAt = append(c.createdAt, e.CreatedAt)
+	n := len(effects)
+	c := columns{
+		events:    make([]order.Event, n),
+		eventIDs:  make([]string, n),
+		orderIDs:  make([]string, n),
+		customers: make([]string, n),
+		sequences: make([]int64, n),
+		createdAt: make([]time.Time, n),
+	}
+	for i, e := range effects {
+		c.events[i] = e.Event
+		c.eventIDs[i] = e.EventID
+		c.orderIDs[i] = e.Event.OrderID
+		c.customers[i] = e.Event.Customer
+		c.sequences[i] = e.Event.Sequence
+		c.createdAt[i] = e.CreatedAt
 	}
 	return c
 }
