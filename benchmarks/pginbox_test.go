@@ -73,7 +73,7 @@ func benchmarkInbox(b *testing.B, keys pginbox.Keys, batch int, more ...func(con
 		Hook: func(_ context.Context, p pginbox.Passage) error {
 			switch p.Step {
 			case pginbox.Polled:
-				m.arrived()
+				m.arrived(len(p.Events))
 			case pginbox.Acknowledged:
 				m.committed(len(p.Events))
 			}

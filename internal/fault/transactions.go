@@ -63,7 +63,7 @@ var transactionTimeout = Fault{
 }
 
 // transactionalID is that of the first member.
-func transactionalID(s *stage.Stage) string { return kafkatx.TransactionalID(s.Group, "0") }
+func transactionalID(s *stage.Stage) string { return kafkatx.TransactionalID(s.Group, "0", 0) }
 
 // inTransaction holds a member still in its second transaction, when its output is
 // there, and its offsets are not. Then it does something and lets the member go on.

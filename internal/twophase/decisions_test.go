@@ -204,7 +204,7 @@ func TestLate(t *testing.T) {
 func TestAbort(t *testing.T) {
 	p := newPlace(t)
 	d := p.decisions()
-	id := kafkatx.TransactionalID(p.group, "a")
+	id := kafkatx.TransactionalID(p.group, "a", 0)
 	require.ErrorIs(t, d.Abort(t.Context(), id, false), twophase.ErrNotOpen)
 
 	c := p.recovered(p.options("a"))
