@@ -20,6 +20,9 @@ const sigkill = -int(syscall.SIGKILL)
 // open must be aborted by its successor.
 const farOff = "--transaction-timeout=10m"
 
+// oneInFlight bounds what a death may leave undone: one transaction.
+const oneInFlight = "--transactions-in-flight=1"
+
 // killed runs a program until it dies of SIGKILL at the second passing of a step,
 // and then again until all is consumed.
 func (b *bench) killed(program, step string, args ...string) {
@@ -73,7 +76,7 @@ func requireDuplicated(t *testing.T, found lane.Counts) {
 func TestAtLeastOnceKilled(t *testing.T) {
 	b := newBench(t)
 	expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
-	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), "--max-transaction-records=100", "--guarantee=at-least-once")
+	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), "--max-transaction-records=100", oneInFlight, "--guarantee=at-least-once")
 	requireDuplicated(t, b.auditTopic(expected).Committed)
 }
 

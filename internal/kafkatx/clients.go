@@ -79,7 +79,9 @@ func fenceLeftovers(ctx context.Context, c Config, client *kgo.Client, ids []str
 	unknown := make(map[string]bool)
 	describe := kmsg.NewPtrDescribeTransactionsRequest()
 	describe.TransactionalIDs = ids
-	if described, err := describe.RequestWith(ctx, client); err != nil {
+	if described, err := describe.RequestWith(ctx, client); ctx.Err() != nil {
+		return ctx.Err()
+	} else if err != nil {
 		c.Logger.Info("transactional ids of earlier incarnations can't be looked up; all that there may be are initialised", "cause", err)
 	} else {
 		for _, d := range described.TransactionStates {

@@ -439,6 +439,8 @@ func TestTransactionTimeoutAboveTheBrokersMaximum(t *testing.T) {
 	require.ErrorContains(t, start(t, c).wait(), "transaction.max.timeout.ms")
 }
 
+type participant struct{ kafkatx.Participant }
+
 func TestConfig(t *testing.T) {
 	valid := kafkatx.Config{Group: "g", Instance: "a", Input: "in", Output: "out", DeadLetters: "dead", Handler: kafkatx.Each(pass)}
 	_, err := kafkatx.New(valid)
@@ -455,6 +457,8 @@ func TestConfig(t *testing.T) {
 		"the session timeout":     func(c *kafkatx.Config) { c.CommitInterval, c.SessionTimeout = 5*time.Second, 5*time.Second },
 		"records a transaction":   func(c *kafkatx.Config) { c.MaxTransactionRecords = -1 },
 		"attempts":                func(c *kafkatx.Config) { c.MaxAttempts = -1 },
+		"must be from 1 to 8":     func(c *kafkatx.Config) { c.TransactionsInFlight = 9 },
+		"one after the other":     func(c *kafkatx.Config) { c.TransactionsInFlight, c.Participant = 2, participant{} },
 	} {
 		t.Run(want, func(t *testing.T) {
 			c := valid

@@ -344,22 +344,25 @@ func (s *session) retreat(failed []*transaction) (wait bool, err error) {
 		return false, nil
 	}
 	back := make(offsets)
+	var errs []error
 	for i, tx := range failed {
 		var f *failure
 		switch {
-		case tx.abortError != nil:
-			return false, errors.Join(tx.err, tx.abortError)
 		case errors.As(tx.err, &f):
 			wait = s.suspects.learn(f) || wait
 			s.config.Logger.Warn("records failed; they come again", "first", positionOf(f.batch[0]), "batch", len(f.batch), "cause", f.err)
 		case i == 0 || !errors.Is(tx.err, errBefore):
-			return false, tx.err
+			errs = append(errs, tx.err)
 		}
+		errs = append(errs, tx.abortError)
 		for p, at := range tx.starts {
 			if _, earlier := back[p]; !earlier {
 				back[p] = at
 			}
 		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return false, err
 	}
 	s.consumer.SetOffsets(back.byTopic())
 	return wait, nil
