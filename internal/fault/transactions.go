@@ -31,7 +31,10 @@ var foreignTransactionalID = Fault{
 	Unfit: func(l lane.Lane, _ *sandbox.Services) string { return noTransactions(l) },
 	Inject: func(ctx context.Context, s *stage.Stage) error {
 		return inTransaction(ctx, s, func() error {
-			id := transactionalID(s)
+			id, err := openID(ctx, s)
+			if err != nil {
+				return err
+			}
 			foreigner, err := kgo.NewClient(kgo.SeedBrokers(s.Services.Brokers...), kgo.TransactionalID(id))
 			if err != nil {
 				return err
@@ -55,15 +58,33 @@ var transactionTimeout = Fault{
 	Unfit: func(l lane.Lane, _ *sandbox.Services) string { return noTransactions(l) },
 	Inject: func(ctx context.Context, s *stage.Stage) error {
 		return inTransaction(ctx, s, func() error {
-			return s.Await(ctx, "the broker to abort transaction "+transactionalID(s), func(ctx context.Context) (bool, error) {
+			return s.Await(ctx, "the broker to abort the transactions of "+s.Group, func(ctx context.Context) (bool, error) {
 				return closed(ctx, s)
 			})
 		}, "--transaction-timeout="+shortTimeout.String())
 	},
 }
 
-// transactionalID is that of the first member.
-func transactionalID(s *stage.Stage) string { return kafkatx.TransactionalID(s.Group, "0", 0) }
+// openID is a transactional id of the first member with an open transaction: the last one
+// that has records, where there are several.
+func openID(ctx context.Context, s *stage.Stage) (open string, err error) {
+	ids := kafkatx.TransactionalIDs(s.Group, "0")
+	described, err := s.Admin.DescribeTransactions(ctx, ids...)
+	if err != nil {
+		return "", fmt.Errorf("look for an open transaction of group %s: %w", s.Group, err)
+	}
+	var latest int64
+	for _, id := range ids {
+		d := described[id]
+		if _, produced := d.Topics[s.Output]; d.State == "Ongoing" && produced && d.StartTimestamp >= latest {
+			open, latest = id, d.StartTimestamp
+		}
+	}
+	if open == "" {
+		return "", fmt.Errorf("no transactional id of group %s has an open transaction", s.Group)
+	}
+	return open, nil
+}
 
 // inTransaction holds a member still in its second transaction, when its output is
 // there, and its offsets are not. Then it does something and lets the member go on.
@@ -130,7 +151,7 @@ var transactionalIDExpired = Fault{
 		if err := consume(ctx, s); err != nil {
 			return err
 		}
-		id := transactionalID(s)
+		id := kafkatx.TransactionalID(s.Group, "0", 0)
 		err := s.Await(ctx, "the broker to forget transactional id "+id, func(ctx context.Context) (bool, error) {
 			described, err := s.Admin.DescribeTransactions(ctx, id)
 			if err != nil {

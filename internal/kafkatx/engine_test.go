@@ -349,8 +349,10 @@ func committedValues(t *testing.T, seeds kgo.Opt, topic string) (numbers []int) 
 	ends, err := kadm.NewClient(reader).ListEndOffsets(t.Context(), topic)
 	require.NoError(t, err)
 	end, _ := ends.Lookup(topic, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 	for at := int64(0); at < end.Offset; {
-		fetches := reader.PollFetches(t.Context())
+		fetches := reader.PollFetches(ctx)
 		require.NoError(t, fetches.Err())
 		fetches.EachRecord(func(r *kgo.Record) {
 			at = r.Offset + 1
