@@ -65,6 +65,9 @@ var transactionTimeout = Fault{
 	},
 }
 
+// transactionalID is the first one of the first member.
+func transactionalID(s *stage.Stage) string { return kafkatx.TransactionalID(s.Group, "0", 0) }
+
 // openID is a transactional id of the first member with an open transaction: the last one
 // that has records, where there are several.
 func openID(ctx context.Context, s *stage.Stage) (open string, err error) {
@@ -151,7 +154,7 @@ var transactionalIDExpired = Fault{
 		if err := consume(ctx, s); err != nil {
 			return err
 		}
-		id := kafkatx.TransactionalID(s.Group, "0", 0)
+		id := transactionalID(s)
 		err := s.Await(ctx, "the broker to forget transactional id "+id, func(ctx context.Context) (bool, error) {
 			described, err := s.Admin.DescribeTransactions(ctx, id)
 			if err != nil {

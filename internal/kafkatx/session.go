@@ -189,11 +189,16 @@ func (s *session) advance() error {
 	return err
 }
 
-// awaitProducer waits until the oldest transaction has ended, if every producer has one.
-// What arrives meanwhile is polled in one go afterwards: so transactions grow under load.
+// awaitProducer waits until there is a producer for another transaction, and until the
+// newest one may produce: input is handled one transaction ahead of what is sent, and no
+// further. What arrives meanwhile is polled in one go afterwards, so that transactions
+// grow under load, and memory does not.
 func (s *session) awaitProducer() {
-	if len(s.inFlight) == len(s.ring) {
-		<-s.inFlight[0].done
+	if n := len(s.inFlight); n > 0 {
+		<-s.inFlight[n-1].before.produced.settled
+		if n == len(s.ring) {
+			<-s.inFlight[0].done
+		}
 	}
 	s.reap()
 }
