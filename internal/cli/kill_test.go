@@ -1,6 +1,7 @@
 package cli_test
 
 import (
+	"fmt"
 	"syscall"
 	"testing"
 
@@ -44,6 +45,32 @@ func TestKafkaTransactionsKilledAtEveryStep(t *testing.T) {
 			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 			b.killed(cli.EOSPipelineName, string(step), farOff, "--max-transaction-records=100")
 			require.Equal(t, lane.Counts{Expected: 400, Once: 400}, b.auditTopic(expected).Committed)
+		})
+	}
+}
+
+// With several transactions in flight it is the same, and so it is when the next
+// incarnation has more of them, or fewer: what is open under an id that it no longer uses
+// is ended, too, long before its timeout.
+func TestKafkaTransactionsInFlightKilledAtEveryStep(t *testing.T) {
+	for _, step := range kafkatx.Steps(kafkatx.ExactlyOnce) {
+		t.Run(string(step), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			expected := b.publish(order.StreamOptions{Events: 600, Seed: 7})
+			run := func(inFlight int, env ...string) *pipeline {
+				return b.start(cli.EOSPipelineName, env, farOff, "--max-transaction-records=20", fmt.Sprintf("--transactions-in-flight=%d", inFlight))
+			}
+			for _, inFlight := range []int{2, 4, 3} {
+				victim := run(inFlight, fmt.Sprintf("%s=%s:%d:kill", failpoint.Variable, step, 2+inFlight))
+				require.Equal(t, sigkill, victim.wait(), victim.stderr.String())
+			}
+			successor := run(1)
+			b.awaitConsumed()
+			successor.end()
+			found := b.auditTopic(expected)
+			require.Equal(t, lane.Counts{Expected: 600, Once: 600}, found.Committed)
+			require.Equal(t, lane.Counts{Expected: 600, Once: 600}, found.Order)
 		})
 	}
 }
