@@ -3,6 +3,7 @@ package benchmarks_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,45 +20,56 @@ func BenchmarkKafkaTx(b *testing.B) {
 	for _, guarantee := range kafkatx.Guarantees() {
 		for _, batch := range batches {
 			b.Run(fmt.Sprintf("guarantee=%s/batch=%d", guarantee, batch), func(b *testing.B) {
-				benchmarkKafkaTx(b, guarantee, batch)
+				benchmarkKafkaTx(b, kafkatx.Config{Guarantee: guarantee, MaxTransactionRecords: batch})
 			})
 		}
 	}
 }
 
-func benchmarkKafkaTx(b *testing.B, guarantee kafkatx.Guarantee, batch int) {
-	input := filled(b, b.N)
-	output, letters := sandboxtest.Topic(b, partitions), sandboxtest.Topic(b, 1)
+// BenchmarkTransaction: the same, with so many transactions in flight. What a transaction
+// takes, one after the other, is ms/tx.
+func BenchmarkTransaction(b *testing.B) {
+	printEnvironment(b)
+	for _, inFlight := range []int{1, 2, 4, 8} {
+		for _, batch := range batches {
+			b.Run(fmt.Sprintf("in-flight=%d/batch=%d", inFlight, batch), func(b *testing.B) {
+				transactions := benchmarkKafkaTx(b, kafkatx.Config{TransactionsInFlight: inFlight, MaxTransactionRecords: batch})
+				b.ReportMetric(1000*b.Elapsed().Seconds()/float64(transactions), "ms/tx")
+			})
+		}
+	}
+}
+
+// benchmarkKafkaTx returns how many transactions it took.
+func benchmarkKafkaTx(b *testing.B, c kafkatx.Config) (transactions int64) {
 	m := newMeter(b)
-	engine, err := kafkatx.New(kafkatx.Config{
-		Client:                []kgo.Opt{kgo.SeedBrokers(sandboxtest.Brokers(b)...)},
-		Group:                 sandboxtest.Name(b),
-		Instance:              "0",
-		Input:                 input,
-		Output:                output,
-		DeadLetters:           letters,
-		Guarantee:             guarantee,
-		CommitInterval:        100 * time.Millisecond,
-		MaxTransactionRecords: batch,
-		Handler: func(_ context.Context, in []*kgo.Record) ([]*kgo.Record, error) {
-			out := make([]*kgo.Record, len(in))
-			for i, r := range in {
-				out[i] = &kgo.Record{Key: r.Key, Value: r.Value, Timestamp: r.Timestamp, Headers: r.Headers}
-			}
-			return out, nil
-		},
-		Hook: func(_ context.Context, p kafkatx.Passage) error {
-			switch p.Step {
-			case kafkatx.Polled:
-				m.arrived()
-			case kafkatx.Committed:
-				m.committed(len(p.Records))
-			}
-			return nil
-		},
-	})
+	var committed atomic.Int64
+	c.Client = []kgo.Opt{kgo.SeedBrokers(sandboxtest.Brokers(b)...)}
+	c.Group, c.Instance = sandboxtest.Name(b), "0"
+	c.Input = filled(b, b.N)
+	c.Output, c.DeadLetters = sandboxtest.Topic(b, partitions), sandboxtest.Topic(b, 1)
+	c.CommitInterval = 100 * time.Millisecond
+	c.Handler = func(_ context.Context, in []*kgo.Record) ([]*kgo.Record, error) {
+		out := make([]*kgo.Record, len(in))
+		for i, r := range in {
+			out[i] = &kgo.Record{Key: r.Key, Value: r.Value, Timestamp: r.Timestamp, Headers: r.Headers}
+		}
+		return out, nil
+	}
+	c.Hook = func(_ context.Context, p kafkatx.Passage) error {
+		switch p.Step {
+		case kafkatx.Polled:
+			m.arrived(len(p.Records))
+		case kafkatx.Committed:
+			committed.Add(1)
+			m.committed(len(p.Records))
+		}
+		return nil
+	}
+	engine, err := kafkatx.New(c)
 	if err != nil {
 		b.Fatal(err)
 	}
 	m.run(engine.Run)
+	return committed.Load()
 }

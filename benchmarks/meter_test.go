@@ -50,14 +50,22 @@ func filled(b *testing.B, n int) string {
 	return topic
 }
 
-// meter measures from the first batch in hand until b.N events are committed. It is
-// for one goroutine, the engine's.
+// meter measures from the first batch in hand until b.N events are committed. Events are
+// committed in the order in which they arrived; several batches may be under way, and the
+// latency of each is that of its first event.
 type meter struct {
 	b       *testing.B
+	mu      sync.Mutex
 	latency *hdrhistogram.Histogram // microseconds
-	batch   time.Time               // when the batch in hand arrived
+	inHand  []arrival               // the oldest first
 	left    int
 	done    chan struct{}
+}
+
+// arrival is of so many events at a time.
+type arrival struct {
+	at     time.Time
+	events int
 }
 
 func newMeter(b *testing.B) *meter {
@@ -69,20 +77,42 @@ func newMeter(b *testing.B) *meter {
 	}
 }
 
-func (m *meter) arrived() {
-	if !m.batch.IsZero() {
-		return // more for the batch in hand
-	}
-	if m.left == m.b.N {
+func (m *meter) arrived(events int) {
+	m.began()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.inHand = append(m.inHand, arrival{time.Now(), events})
+}
+
+// began starts the clock, the first time.
+func (m *meter) began() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.left == m.b.N && len(m.inHand) == 0 {
 		m.b.ReportAllocs()
 		m.b.ResetTimer()
 	}
-	m.batch = time.Now()
 }
 
 func (m *meter) committed(events int) {
-	_ = m.latency.RecordValue(max(1, time.Since(m.batch).Microseconds()))
-	m.batch = time.Time{}
+	m.mu.Lock()
+	took, left := time.Since(m.inHand[0].at), events
+	for left > 0 {
+		n := min(left, m.inHand[0].events)
+		left -= n
+		if m.inHand[0].events -= n; m.inHand[0].events == 0 {
+			m.inHand = m.inHand[1:]
+		}
+	}
+	m.mu.Unlock()
+	m.ended(took, events)
+}
+
+// ended counts so many events that took so long.
+func (m *meter) ended(took time.Duration, events int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_ = m.latency.RecordValue(max(1, took.Microseconds()))
 	if m.left -= events; m.left == 0 {
 		m.b.StopTimer()
 		close(m.done)

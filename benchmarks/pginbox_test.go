@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -74,7 +72,7 @@ func inboxCases() []inboxCase {
 func benchmarkInbox(b *testing.B, c inboxCase, more ...func(context.Context, pgx.Tx, []pginbox.Event) error) {
 	input := filledTo(b, b.N, valueBytes)
 	pool := inboxOf(b)
-	group, m := sandboxtest.Name(b), newGroupMeter(b)
+	group, m := sandboxtest.Name(b), newMeter(b)
 	m.run(func(ctx context.Context) error {
 		workers, ctx := errgroup.WithContext(ctx)
 		for w := range c.workers {
@@ -199,34 +197,16 @@ func filledTo(b *testing.B, n, size int) string {
 	return topic
 }
 
-// groupMeter measures from the first batch in hand until b.N events are processed, by
-// whatever members of a group.
-type groupMeter struct {
-	mu sync.Mutex
-	meter
-}
-
-func newGroupMeter(b *testing.B) *groupMeter {
-	return &groupMeter{meter: meter{b: b, latency: hdrhistogram.New(1, time.Minute.Microseconds(), 3), left: b.N, done: make(chan struct{})}}
-}
-
-// timed measures each batch from its arrival to its commit.
-func (m *groupMeter) timed(do process) process {
+// timed measures each batch from its arrival to its commit, by whatever members of a
+// group.
+func (m *meter) timed(do process) process {
 	return func(ctx context.Context, events []pginbox.Event) error {
-		m.mu.Lock()
-		if m.left == m.b.N {
-			m.b.ReportAllocs()
-			m.b.ResetTimer()
-		}
-		m.mu.Unlock()
+		m.began()
 		arrived := time.Now()
 		if err := do(ctx, events); err != nil {
 			return err
 		}
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.batch = arrived
-		m.committed(len(events))
+		m.ended(time.Since(arrived), len(events))
 		return nil
 	}
 }

@@ -35,7 +35,7 @@ func TestTransactions(t *testing.T) {
 	defer pool.Close()
 	topic := sandboxtest.Topic(t, 1)
 	group := sandboxtest.Name(t)
-	id := kafkatx.TransactionalID(group, "0")
+	id := kafkatx.TransactionalID(group, "0", 0)
 	producer := sandboxtest.Client(t, kgo.TransactionalID(id), kgo.TransactionTimeout(time.Minute))
 	coordinator := twophase.New(pool, sandboxtest.Client(t), twophase.Options{
 		Group: group, Instance: "0", TransactionTimeout: time.Minute,

@@ -40,6 +40,7 @@ type eosPipeline struct {
 	deadLetters           string
 	guarantee             string
 	touch                 string
+	transactionsInFlight  int
 	commitInterval        time.Duration
 	maxTransactionRecords int
 	transactionTimeout    time.Duration
@@ -83,6 +84,7 @@ SIGTERM finishes what is open and ends it.`,
 	f.StringVar(&p.touch, "touch", touchNothing, "what the handler touches from inside the transaction: none, postgres, or inbox for Postgres through an inbox")
 	p.calls.flags(f)
 	f.StringVar(&p.deadLetters, "dead-letters", "orders.dead-letters", "topic of events that could not be handled")
+	f.IntVar(&p.transactionsInFlight, "transactions-in-flight", 0, fmt.Sprintf("so many transactions may be under way at the same time, from 1 to %d (default %d; 1 with --guarantee=%s, which takes no more)", kafkatx.MaxTransactionsInFlight, kafkatx.DefaultTransactionsInFlight, guaranteeTwoPhase))
 	f.DurationVar(&p.commitInterval, "commit-interval", 100*time.Millisecond, "a transaction ends so long after it began; 0: after every poll")
 	f.IntVar(&p.maxTransactionRecords, "max-transaction-records", 10_000, "a transaction ends with so many input records")
 	f.DurationVar(&p.transactionTimeout, "transaction-timeout", 10*time.Second, "the broker aborts a transaction that is open for longer")
@@ -136,6 +138,7 @@ func (p *eosPipeline) run(ctx context.Context) error {
 		DeadLetters:           p.deadLetters,
 		Handler:               kafkatx.Each(p.pick),
 		Guarantee:             guarantee,
+		TransactionsInFlight:  p.transactionsInFlight,
 		CommitInterval:        p.commitInterval,
 		MaxTransactionRecords: p.maxTransactionRecords,
 		MaxAttempts:           p.maxAttempts,

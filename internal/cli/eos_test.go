@@ -40,7 +40,7 @@ func TestKafkaTransactionsThroughAnInboxKilledAtEveryStep(t *testing.T) {
 func TestAtLeastOnceThroughAnInboxKilled(t *testing.T) {
 	b := newBench(t)
 	expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
-	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), "--max-transaction-records=100", "--guarantee=at-least-once", "--touch=inbox")
+	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), "--max-transaction-records=100", oneInFlight, "--guarantee=at-least-once", "--touch=inbox")
 	requireDuplicated(t, b.auditTopic(expected).Committed)
 	require.Equal(t, lane.Counts{Expected: 400, Once: 400}, b.auditTables(expected).Rows)
 }
@@ -50,7 +50,7 @@ func TestAtLeastOnceThroughAnInboxKilled(t *testing.T) {
 func TestIdempotentProducerKilled(t *testing.T) {
 	b := newBench(t)
 	expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
-	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), "--max-transaction-records=100", "--guarantee=idempotent-producer")
+	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), "--max-transaction-records=100", oneInFlight, "--guarantee=idempotent-producer")
 	requireDuplicated(t, b.auditTopic(expected).Committed)
 }
 

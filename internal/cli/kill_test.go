@@ -1,6 +1,7 @@
 package cli_test
 
 import (
+	"fmt"
 	"syscall"
 	"testing"
 
@@ -19,6 +20,9 @@ const sigkill = -int(syscall.SIGKILL)
 // farOff is a transaction timeout that nobody waits out: what a dead process left
 // open must be aborted by its successor.
 const farOff = "--transaction-timeout=10m"
+
+// oneInFlight bounds what a death may leave undone: one transaction.
+const oneInFlight = "--transactions-in-flight=1"
 
 // killed runs a program until it dies of SIGKILL at the second passing of a step,
 // and then again until all is consumed.
@@ -41,6 +45,32 @@ func TestKafkaTransactionsKilledAtEveryStep(t *testing.T) {
 			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
 			b.killed(cli.EOSPipelineName, string(step), farOff, "--max-transaction-records=100")
 			require.Equal(t, lane.Counts{Expected: 400, Once: 400}, b.auditTopic(expected).Committed)
+		})
+	}
+}
+
+// With several transactions in flight it is the same, and so it is when the next
+// incarnation has more of them, or fewer: what is open under an id that it no longer uses
+// is ended, too, long before its timeout.
+func TestKafkaTransactionsInFlightKilledAtEveryStep(t *testing.T) {
+	for _, step := range kafkatx.Steps(kafkatx.ExactlyOnce) {
+		t.Run(string(step), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			expected := b.publish(order.StreamOptions{Events: 600, Seed: 7})
+			run := func(inFlight int, env ...string) *pipeline {
+				return b.start(cli.EOSPipelineName, env, farOff, "--max-transaction-records=20", fmt.Sprintf("--transactions-in-flight=%d", inFlight))
+			}
+			for _, inFlight := range []int{2, 4, 3} {
+				victim := run(inFlight, fmt.Sprintf("%s=%s:%d:kill", failpoint.Variable, step, 2+inFlight))
+				require.Equal(t, sigkill, victim.wait(), victim.stderr.String())
+			}
+			successor := run(1)
+			b.awaitConsumed()
+			successor.end()
+			found := b.auditTopic(expected)
+			require.Equal(t, lane.Counts{Expected: 600, Once: 600}, found.Committed)
+			require.Equal(t, lane.Counts{Expected: 600, Once: 600}, found.Order)
 		})
 	}
 }
@@ -73,7 +103,7 @@ func requireDuplicated(t *testing.T, found lane.Counts) {
 func TestAtLeastOnceKilled(t *testing.T) {
 	b := newBench(t)
 	expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
-	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), "--max-transaction-records=100", "--guarantee=at-least-once")
+	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), "--max-transaction-records=100", oneInFlight, "--guarantee=at-least-once")
 	requireDuplicated(t, b.auditTopic(expected).Committed)
 }
 

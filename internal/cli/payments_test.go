@@ -162,10 +162,10 @@ func TestCallsKilled(t *testing.T) {
 		"offsets":             {cli.InboxPipelineName, "worked@payment", []string{"--batch-size=100", "--guard=offsets"}, "once"},
 		"no guard":            {cli.InboxPipelineName, "worked@payment", []string{"--batch-size=100", "--guard=none"}, "once"},
 		"payment alone":       {cli.InboxPipelineName, "worked@payment", []string{"--batch-size=100", "--handlers=payment"}, ""},
-		"eos":                 {cli.EOSPipelineName, "handled", []string{farOff, "--max-transaction-records=100"}, ""},
-		"eos + postgres":      {cli.EOSPipelineName, "handled", []string{farOff, "--max-transaction-records=100", "--touch=postgres"}, "duplicated"},
-		"eos + inbox":         {cli.EOSPipelineName, "produced", []string{farOff, "--max-transaction-records=100", "--touch=inbox"}, "once"},
-		"kafka at least once": {cli.EOSPipelineName, "produced", []string{"--max-transaction-records=100", "--guarantee=at-least-once"}, ""},
+		"eos":                 {cli.EOSPipelineName, "handled", []string{farOff, oneInFlight, "--max-transaction-records=100"}, ""},
+		"eos + postgres":      {cli.EOSPipelineName, "handled", []string{farOff, oneInFlight, "--max-transaction-records=100", "--touch=postgres"}, "duplicated"},
+		"eos + inbox":         {cli.EOSPipelineName, "produced", []string{farOff, oneInFlight, "--max-transaction-records=100", "--touch=inbox"}, "once"},
+		"kafka at least once": {cli.EOSPipelineName, "produced", []string{"--max-transaction-records=100", oneInFlight, "--guarantee=at-least-once"}, ""},
 	} {
 		for _, key := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/key=%v", name, key), func(t *testing.T) {

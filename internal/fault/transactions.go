@@ -31,7 +31,10 @@ var foreignTransactionalID = Fault{
 	Unfit: func(l lane.Lane, _ *sandbox.Services) string { return noTransactions(l) },
 	Inject: func(ctx context.Context, s *stage.Stage) error {
 		return inTransaction(ctx, s, func() error {
-			id := transactionalID(s)
+			id, err := openID(ctx, s)
+			if err != nil {
+				return err
+			}
 			foreigner, err := kgo.NewClient(kgo.SeedBrokers(s.Services.Brokers...), kgo.TransactionalID(id))
 			if err != nil {
 				return err
@@ -61,8 +64,29 @@ var transactionTimeout = Fault{
 	},
 }
 
-// transactionalID is that of the first member.
-func transactionalID(s *stage.Stage) string { return kafkatx.TransactionalID(s.Group, "0") }
+// transactionalID is the first one of the first member.
+func transactionalID(s *stage.Stage) string { return kafkatx.TransactionalID(s.Group, "0", 0) }
+
+// openID is a transactional id of the first member with an open transaction: the last one
+// that has records, where there are several.
+func openID(ctx context.Context, s *stage.Stage) (open string, err error) {
+	ids := kafkatx.TransactionalIDs(s.Group, "0")
+	described, err := s.Admin.DescribeTransactions(ctx, ids...)
+	if err != nil {
+		return "", fmt.Errorf("look for an open transaction of group %s: %w", s.Group, err)
+	}
+	var latest int64
+	for _, id := range ids {
+		d := described[id]
+		if _, produced := d.Topics[s.Output]; d.State == "Ongoing" && produced && d.StartTimestamp >= latest {
+			open, latest = id, d.StartTimestamp
+		}
+	}
+	if open == "" {
+		return "", fmt.Errorf("no transactional id of group %s has an open transaction", s.Group)
+	}
+	return open, nil
+}
 
 // inTransaction holds a member still in its second transaction, when its output is
 // there, and its offsets are not. Then it does something and lets the member go on.
@@ -92,7 +116,7 @@ func inTransaction(ctx context.Context, s *stage.Stage, do func() error, args ..
 
 // awaitAborted waits until the broker has aborted the transaction that is open, of itself.
 func awaitAborted(ctx context.Context, s *stage.Stage) error {
-	err := s.Await(ctx, "the broker to abort transaction "+transactionalID(s), func(ctx context.Context) (bool, error) { return closed(ctx, s) })
+	err := s.Await(ctx, "the broker to abort the transactions of "+s.Group, func(ctx context.Context) (bool, error) { return closed(ctx, s) })
 	if err == nil {
 		s.Happened("the broker aborted the transaction, which was open for too long")
 	}

@@ -12,14 +12,16 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"golang.org/x/sync/errgroup"
 )
 
 // defaultBatchBytes is what a producer sends in one batch where the topic's own
 // limit can't be read: a little below Kafka's default of 1,048,588 bytes.
 const defaultBatchBytes = 1_000_012
 
-// openConsumer joins the group.
-func openConsumer(c Config) (*kgo.Client, error) {
+// openConsumer joins the group. blocked is called when a rebalance waits until it is
+// allowed.
+func openConsumer(c Config, blocked func()) (*kgo.Client, error) {
 	return kgo.NewClient(slices.Concat(c.Client, []kgo.Opt{
 		kgo.ConsumerGroup(c.Group),
 		kgo.InstanceID(c.Instance),
@@ -30,18 +32,21 @@ func openConsumer(c Config) (*kgo.Client, error) {
 		kgo.SessionTimeout(c.SessionTimeout),
 		kgo.HeartbeatInterval(c.SessionTimeout / 10),
 		kgo.RebalanceTimeout(max(c.SessionTimeout, c.TransactionTimeout)),
-		// A rebalance waits until the open transaction has ended, and then takes
-		// every partition away before the member joins again (an eager balancer):
-		// so no transaction begins while the group's generation is changing, which
-		// would cost it its offsets.
+		// A rebalance waits until all transactions have ended, and then takes every
+		// partition away before the member joins again (an eager balancer): so no
+		// transaction begins while the group's generation is changing, which would
+		// cost it its offsets. Under load there is always one that has not ended, so
+		// that a rebalance has to be noticed and made room for.
 		kgo.BlockRebalanceOnPoll(),
+		kgo.OnPartitionsCallbackBlocked(func(context.Context, *kgo.Client) { blocked() }),
 		kgo.Balancers(kgo.StickyBalancer()),
 	})...)
 }
 
-// newProducer returns the member's producer. maxBytes says how large a batch a topic
-// takes; it is not asked before the first record is produced.
-func newProducer(c Config, maxBytes func(topic string) int32) (*kgo.Client, error) {
+// newProducer returns a producer of the member, under the given TransactionalID where
+// there are transactions. maxBytes says how large a batch a topic takes; it is not asked
+// before the first record is produced.
+func newProducer(c Config, id string, maxBytes func(topic string) int32) (*kgo.Client, error) {
 	opts := slices.Concat(c.Client, []kgo.Opt{
 		kgo.ProducerBatchMaxBytesFn(maxBytes),
 		kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)),
@@ -49,7 +54,7 @@ func newProducer(c Config, maxBytes func(topic string) int32) (*kgo.Client, erro
 	switch c.Guarantee {
 	case ExactlyOnce:
 		opts = append(opts,
-			kgo.TransactionalID(TransactionalID(c.Group, c.Instance)),
+			kgo.TransactionalID(id),
 			kgo.TransactionTimeout(c.TransactionTimeout))
 	case AtLeastOnce:
 		opts = append(opts, kgo.DisableIdempotentWrite())
@@ -57,13 +62,59 @@ func newProducer(c Config, maxBytes func(topic string) int32) (*kgo.Client, erro
 	return kgo.NewClient(opts...)
 }
 
-// initialise claims the producer's TransactionalID: from here on an earlier
-// incarnation is fenced, and what it left open is aborted.
-func initialise(ctx context.Context, c Config, producer *kgo.Client) error {
+// initialise claims a producer's TransactionalID: from here on an earlier incarnation is
+// fenced, and what it left open is aborted.
+func initialise(ctx context.Context, id string, producer *kgo.Client) error {
 	if _, _, err := producer.ProducerID(ctx); err != nil {
-		return fmt.Errorf("initialise transactional id %s: %w", TransactionalID(c.Group, c.Instance), err)
+		return fmt.Errorf("initialise transactional id %s: %w", id, err)
 	}
 	return nil
+}
+
+// fenceLeftovers initialises those ids that only an earlier incarnation used, which had
+// more transactions in flight. Ids that the broker says it doesn't know are left alone
+// (KIP-664, from Kafka 3.0 on): each that is initialised is kept for
+// transactional.id.expiration.ms.
+func fenceLeftovers(ctx context.Context, c Config, client *kgo.Client, ids []string) error {
+	unknown := make(map[string]bool)
+	describe := kmsg.NewPtrDescribeTransactionsRequest()
+	describe.TransactionalIDs = ids
+	if described, err := describe.RequestWith(ctx, client); ctx.Err() != nil {
+		return ctx.Err()
+	} else if err != nil {
+		c.Logger.Info("transactional ids of earlier incarnations can't be looked up; all that there may be are initialised", "cause", err)
+	} else {
+		for _, d := range described.TransactionStates {
+			unknown[d.TransactionalID] = d.ErrorCode == kerr.TransactionalIDNotFound.Code
+		}
+	}
+	all, ctx := errgroup.WithContext(ctx)
+	for _, id := range ids {
+		if unknown[id] {
+			continue
+		}
+		all.Go(func() error {
+			req := kmsg.NewPtrInitProducerIDRequest()
+			req.TransactionalID = &id
+			req.TransactionTimeoutMillis = int32(c.TransactionTimeout.Milliseconds())
+			req.ProducerID, req.ProducerEpoch = -1, -1
+			err := retriable(ctx, func() error {
+				resp, err := req.RequestWith(ctx, client)
+				if err != nil {
+					return err
+				}
+				return kerr.ErrorForCode(resp.ErrorCode)
+			})
+			switch {
+			case errors.Is(err, kerr.TransactionalIDAuthorizationFailed):
+				return nil // an earlier incarnation could not use it either
+			case err != nil:
+				return fmt.Errorf("initialise transactional id %s of an earlier incarnation: %w", id, err)
+			}
+			return nil
+		})
+	}
+	return all.Wait()
 }
 
 // batchLimits reads how large a batch the output topics take. A batch above the

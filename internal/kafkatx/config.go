@@ -54,6 +54,11 @@ type Config struct {
 	// Participant, where set, commits together with every transaction. It needs
 	// ExactlyOnce.
 	Participant Participant
+	// TransactionsInFlight is how many transactions may be under way at the same time, at
+	// most [MaxTransactionsInFlight]; the default is [DefaultTransactionsInFlight], and 1
+	// with a Participant, which takes no more. Each has a producer of its own, and without
+	// transactions it is how many batches are.
+	TransactionsInFlight int
 	// CommitInterval ends a transaction so long after its first record; 0 ends it
 	// after every poll. A longer interval costs latency, a shorter one throughput.
 	CommitInterval time.Duration
@@ -79,17 +84,41 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// TransactionalID is the id under which a member's transactions run. It depends on
-// group and instance alone: a random one would leave the open transaction of a
-// dead process to the transaction timeout, and every read_committed reader of the
-// output, and the group's own offsets, would wait behind it until then.
-func TransactionalID(group, instance string) string {
-	return fmt.Sprintf("%s-%s-0", group, instance)
+const (
+	// MaxTransactionsInFlight bounds [Config.TransactionsInFlight]. A new incarnation has
+	// to end what any earlier one left open, and knows by this where to look.
+	MaxTransactionsInFlight = 8
+	// DefaultTransactionsInFlight is the default of [Config.TransactionsInFlight].
+	DefaultTransactionsInFlight = 4
+)
+
+// TransactionalID is the i-th id, from 0, under which a member's transactions run in
+// turn. It depends on group and instance alone: a random one would leave the open
+// transaction of a dead process to the transaction timeout, and every read_committed
+// reader of the output, and the group's own offsets, would wait behind it until then.
+func TransactionalID(group, instance string, i int) string {
+	return fmt.Sprintf("%s-%s-%d", group, instance, i)
+}
+
+// TransactionalIDs returns every id under which a member's transactions may run, however
+// many are in flight.
+func TransactionalIDs(group, instance string) []string {
+	ids := make([]string, MaxTransactionsInFlight)
+	for i := range ids {
+		ids[i] = TransactionalID(group, instance, i)
+	}
+	return ids
 }
 
 func (c Config) withDefaults() Config {
 	if c.Guarantee == "" {
 		c.Guarantee = ExactlyOnce
+	}
+	if c.TransactionsInFlight == 0 {
+		c.TransactionsInFlight = DefaultTransactionsInFlight
+		if c.Participant != nil {
+			c.TransactionsInFlight = 1
+		}
 	}
 	if c.MaxTransactionRecords == 0 {
 		c.MaxTransactionRecords = 10_000
@@ -128,6 +157,10 @@ func (c Config) validate() error {
 		return fmt.Errorf("unknown guarantee %q: choose one of %v", c.Guarantee, Guarantees())
 	case c.Participant != nil && c.Guarantee != ExactlyOnce:
 		return fmt.Errorf("a participant has no transaction to take part in: guarantee %q has none", c.Guarantee)
+	case c.TransactionsInFlight < 1 || c.TransactionsInFlight > MaxTransactionsInFlight:
+		return fmt.Errorf("%d transactions in flight, must be from 1 to %d", c.TransactionsInFlight, MaxTransactionsInFlight)
+	case c.Participant != nil && c.TransactionsInFlight > 1:
+		return fmt.Errorf("%d transactions in flight and a participant, which decides on one after the other: must be 1", c.TransactionsInFlight)
 	case c.CommitInterval < 0:
 		return fmt.Errorf("commit interval is %v, must not be negative", c.CommitInterval)
 	case c.Guarantee == ExactlyOnce && c.CommitInterval >= c.TransactionTimeout:

@@ -83,11 +83,11 @@ func (e *Engine) runSession(ctx context.Context) (progress bool, err error) {
 		}
 		return false, err
 	}
-	err = s.run(ctx, work)
+	err = s.run(ctx)
 	if closeErr := s.close(); closeErr != nil {
 		err = errors.Join(err, closeErr)
 	}
-	return s.progress, err
+	return s.committed > 0, err
 }
 
 func newBackoff(c Config) *backoff.ExponentialBackOff {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,9 +45,14 @@ func TestTransactionsEndAtMaxRecords(t *testing.T) {
 	p.send(0, 100)
 	c := p.config("a")
 	c.CommitInterval, c.MaxTransactionRecords = 5*time.Second, 30
-	var sizes []int
+	var (
+		mu    sync.Mutex
+		sizes []int
+	)
 	c.Hook = func(_ context.Context, passage kafkatx.Passage) error {
 		if passage.Step == kafkatx.Committed {
+			mu.Lock()
+			defer mu.Unlock()
 			sizes = append(sizes, len(passage.Records))
 		}
 		return nil
@@ -84,7 +90,10 @@ func TestFailureAtEveryStep(t *testing.T) {
 			c.MaxTransactionRecords = 40
 			var passed counter
 			c.Hook = func(_ context.Context, passage kafkatx.Passage) error {
-				if passage.Step == step && passed.next()%2 == 1 && passed.n < 6 {
+				if passage.Step != step {
+					return nil
+				}
+				if n := passed.next(); n%2 == 1 && n < 6 {
 					return errors.New("failed on purpose")
 				}
 				return nil
@@ -268,11 +277,7 @@ func TestGracefulStopLeavesNoOpenTransaction(t *testing.T) {
 	engine := start(t, c)
 	<-handled
 	engine.end()
-	id := kafkatx.TransactionalID(p.group, "a")
-	described, err := p.admin.DescribeTransactions(t.Context(), id)
-	require.NoError(t, err)
-	require.NoError(t, described[id].Err)
-	require.NotEqual(t, "Ongoing", described[id].State)
+	p.requireNothingOpen("a")
 	p.awaitConsumed()
 	p.requireExactlyOnce(10)
 }
@@ -287,7 +292,7 @@ func TestFencedByAnotherProducer(t *testing.T) {
 	var passed counter
 	c.Hook = func(ctx context.Context, passage kafkatx.Passage) error {
 		if passage.Step == kafkatx.Produced && passed.next() == 2 {
-			thief := sandboxtest.Client(t, kgo.TransactionalID(kafkatx.TransactionalID(p.group, "a")))
+			thief := sandboxtest.Client(t, kgo.TransactionalID(kafkatx.TransactionalID(p.group, "a", 0)))
 			_, _, err := thief.ProducerID(ctx)
 			return err
 		}
@@ -344,8 +349,10 @@ func committedValues(t *testing.T, seeds kgo.Opt, topic string) (numbers []int) 
 	ends, err := kadm.NewClient(reader).ListEndOffsets(t.Context(), topic)
 	require.NoError(t, err)
 	end, _ := ends.Lookup(topic, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 	for at := int64(0); at < end.Offset; {
-		fetches := reader.PollFetches(t.Context())
+		fetches := reader.PollFetches(ctx)
 		require.NoError(t, fetches.Err())
 		fetches.EachRecord(func(r *kgo.Record) {
 			at = r.Offset + 1
@@ -434,6 +441,8 @@ func TestTransactionTimeoutAboveTheBrokersMaximum(t *testing.T) {
 	require.ErrorContains(t, start(t, c).wait(), "transaction.max.timeout.ms")
 }
 
+type participant struct{ kafkatx.Participant }
+
 func TestConfig(t *testing.T) {
 	valid := kafkatx.Config{Group: "g", Instance: "a", Input: "in", Output: "out", DeadLetters: "dead", Handler: kafkatx.Each(pass)}
 	_, err := kafkatx.New(valid)
@@ -450,6 +459,8 @@ func TestConfig(t *testing.T) {
 		"the session timeout":     func(c *kafkatx.Config) { c.CommitInterval, c.SessionTimeout = 5*time.Second, 5*time.Second },
 		"records a transaction":   func(c *kafkatx.Config) { c.MaxTransactionRecords = -1 },
 		"attempts":                func(c *kafkatx.Config) { c.MaxAttempts = -1 },
+		"must be from 1 to 8":     func(c *kafkatx.Config) { c.TransactionsInFlight = 9 },
+		"one after the other":     func(c *kafkatx.Config) { c.TransactionsInFlight, c.Participant = 2, participant{} },
 	} {
 		t.Run(want, func(t *testing.T) {
 			c := valid

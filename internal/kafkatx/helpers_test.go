@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/delivered-twice/delivered-twice/internal/kafkatx"
@@ -233,6 +234,23 @@ func (p *pipe) requireExactlyOnce(n int) {
 		}
 		last[from] = offset
 	}
+}
+
+// requireNothingOpen asserts that no transaction of an instance is open.
+func (p *pipe) requireNothingOpen(instance string) {
+	p.t.Helper()
+	described, err := p.admin.DescribeTransactions(p.t.Context(), kafkatx.TransactionalIDs(p.group, instance)...)
+	require.NoError(p.t, err)
+	initialised := 0
+	for id, d := range described {
+		if errors.Is(d.Err, kerr.TransactionalIDNotFound) {
+			continue
+		}
+		require.NoError(p.t, d.Err, id)
+		require.NotEqual(p.t, "Ongoing", d.State, id)
+		initialised++
+	}
+	require.Positive(p.t, initialised)
 }
 
 // counter counts from 1.

@@ -12,7 +12,7 @@ import (
 )
 
 // Participant is another resource that ends together with each Kafka transaction:
-// what it decides is what the engine does. It is called by one goroutine.
+// what it decides is what the engine does. Its calls come one after the other.
 //
 // It needs a broker at transaction.version 2 (KIP-890, the default from Kafka 4.0 on),
 // where every transaction of a TransactionalID has a producer epoch of its own: only
@@ -67,11 +67,11 @@ var errInDoubt = errors.New("in doubt")
 // errNoEpochs is what a participant cannot work with.
 var errNoEpochs = errors.New("the cluster's feature transaction.version is below 2 (KIP-890)")
 
-// decide asks the participant. Its errors are those of [session.commit].
+// decide asks the participant. Its errors are those of [transaction.commit].
 func (tx *transaction) decide(ctx context.Context, id int64, epoch int16) (Prepared, error) {
 	s := tx.session
 	p := Prepared{
-		TransactionalID: TransactionalID(s.config.Group, s.config.Instance),
+		TransactionalID: tx.transactionalID(),
 		ProducerID:      id,
 		ProducerEpoch:   epoch,
 		Begun:           tx.begun,
@@ -93,15 +93,15 @@ func (tx *transaction) decide(ctx context.Context, id int64, epoch int16) (Prepa
 	return p, fmt.Errorf("decide: %w", err)
 }
 
-// end commits a transaction that has offsets and no records: the client takes it for
+// endBare commits a transaction that has offsets and no records: the client takes it for
 // empty and would send nothing. The client doesn't know of the new epoch either, so that
 // the producer is built anew.
-func (s *session) end(ctx context.Context, id int64, epoch int16) error {
+func (tx *transaction) endBare(ctx context.Context, id int64, epoch int16) error {
 	req := kmsg.NewPtrEndTxnRequest()
-	req.TransactionalID = TransactionalID(s.config.Group, s.config.Instance)
+	req.TransactionalID = tx.transactionalID()
 	req.ProducerID, req.ProducerEpoch, req.Commit = id, epoch, true
 	return retriable(ctx, func() error {
-		resp, err := req.RequestWith(ctx, s.producer)
+		resp, err := req.RequestWith(ctx, tx.producer())
 		if err != nil {
 			return err
 		}
@@ -109,13 +109,13 @@ func (s *session) end(ctx context.Context, id int64, epoch int16) error {
 	})
 }
 
-// renewProducer replaces the producer. Nothing may be open.
-func (s *session) renewProducer(ctx context.Context) error {
-	producer, err := newProducer(s.config, s.maxBytes)
+// renewProducer replaces a producer of the ring. Nothing may be open with it.
+func (s *session) renewProducer(ctx context.Context, slot int) error {
+	producer, err := newProducer(s.config, s.transactionalID(slot), s.maxBytes)
 	if err != nil {
 		return err
 	}
-	s.producer.Close()
-	s.producer = producer
-	return initialise(ctx, s.config, producer)
+	s.ring[slot].Close()
+	s.ring[slot] = producer
+	return initialise(ctx, s.transactionalID(slot), producer)
 }

@@ -13,50 +13,71 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// session is the life of one pair of clients. It ends at the first trouble with
+// session is the life of one set of clients. It ends at the first trouble with
 // Kafka; the next one goes on from the committed offsets.
+//
+// Its transactions form a chain. Each has a producer of a ring, and a goroutine that ends
+// it while the session's own fills the next one. When one fails, so do all after it, and
+// none before it: see [gates].
 type session struct {
 	config   Config
 	suspects *suspects
-	producer *kgo.Client
 	consumer *kgo.Client
+	ring     []*kgo.Client // the producers, each with a TransactionalID where there are transactions
 
 	topicIDs        map[string]kadm.TopicID
 	implicitOffsets bool
 	batchLimits     map[string]int32
 
-	open     *transaction // nil between transactions
-	progress bool         // a transaction was committed
+	flow   context.Context // that of the transactions
+	cutOff context.CancelFunc
+	alarm  alarm
+
+	open      *transaction   // being filled; nil between transactions
+	inFlight  []*transaction // filled and not known to have ended, the oldest first
+	last      gates          // of the newest transaction
+	begun     int            // transactions so far
+	committed int            // of them, as far as it is known
 }
 
 // openSession connects. ctx ends the attempt; work outlives it, for what the
 // session will do later.
 func openSession(ctx, work context.Context, e *Engine) (*session, error) {
-	c := e.config
-	s := &session{config: c, suspects: e.suspects}
-	var err error
-	if s.producer, err = newProducer(c, s.maxBytes); err != nil {
-		return nil, err
-	}
-	// The producer first: offsets fetched before the earlier incarnation is fenced
-	// could still be moved by it.
-	if err = s.prepare(ctx); err != nil {
-		s.producer.Close()
-		return nil, err
-	}
-	if s.consumer, err = openConsumer(c); err != nil {
-		s.producer.Close()
+	s := &session{config: e.config, suspects: e.suspects, last: openGates()}
+	s.flow, s.cutOff = context.WithCancel(work)
+	s.alarm.arm(ctx)
+	if err := s.connect(ctx); err != nil {
+		s.cutOff()
+		s.closeProducers()
 		return nil, err
 	}
 	return s, nil
 }
 
-// prepare initialises the producer and asks what the session has to know, all at the
-// same time and by one client: a process that was killed is to be back soon.
+func (s *session) connect(ctx context.Context) (err error) {
+	for i := range s.config.TransactionsInFlight {
+		producer, err := newProducer(s.config, s.transactionalID(i), s.maxBytes)
+		if err != nil {
+			return err
+		}
+		s.ring = append(s.ring, producer)
+	}
+	// The producers first: offsets fetched before the earlier incarnation is fenced
+	// could still be moved by it.
+	if err := s.prepare(ctx); err != nil {
+		return err
+	}
+	s.consumer, err = openConsumer(s.config, s.alarm.ring)
+	return err
+}
+
+// prepare initialises the producers and asks what the session has to know, all at the
+// same time: a process that was killed is to be back soon.
 func (s *session) prepare(ctx context.Context) error {
-	admin := kadm.NewClient(s.producer)
+	client := s.ring[0]
+	admin := kadm.NewClient(client)
 	if s.config.Participant != nil {
-		if epochs, err := TransactionEpochs(ctx, s.producer); err != nil || !epochs {
+		if epochs, err := TransactionEpochs(ctx, client); err != nil || !epochs {
 			return cmp.Or(err, errNoEpochs)
 		}
 		if err := s.config.Participant.Recover(ctx); err != nil {
@@ -73,13 +94,23 @@ func (s *session) prepare(ctx context.Context) error {
 		return err
 	})
 	if s.transactional() {
-		all.Go(func() error { return initialise(ctx, s.config, s.producer) })
+		for i, producer := range s.ring {
+			all.Go(func() error { return initialise(ctx, s.transactionalID(i), producer) })
+		}
+		all.Go(func() error {
+			ids := TransactionalIDs(s.config.Group, s.config.Instance)
+			return fenceLeftovers(ctx, s.config, client, ids[len(s.ring):])
+		})
 		all.Go(func() (err error) {
-			s.implicitOffsets, err = TransactionEpochs(ctx, s.producer)
+			s.implicitOffsets, err = TransactionEpochs(ctx, client)
 			return err
 		})
 	}
 	return all.Wait()
+}
+
+func (s *session) transactionalID(slot int) string {
+	return TransactionalID(s.config.Group, s.config.Instance, slot)
 }
 
 func (s *session) maxBytes(topic string) int32 {
@@ -101,51 +132,117 @@ func (s *session) pass(ctx context.Context, step Step, records []*kgo.Record) er
 	return nil
 }
 
-// run works until ctx ends, then finishes what is open within what is left of
-// work, and returns nil.
-func (s *session) run(ctx, work context.Context) error {
+// run works until ctx ends, then finishes what is open within what is left of the
+// session's time, and returns nil.
+func (s *session) run(ctx context.Context) error {
 	pause := newBackoff(s.config)
+	before := 0 // committed at the last halt
 	for {
-		records, err := s.poll(ctx)
-		if err == nil {
-			err = s.process(work, records)
+		err := s.advance()
+		if err == nil && s.alarm.context().Err() == nil {
+			continue
 		}
-		if err == nil && s.open != nil && (s.due() || ctx.Err() != nil) {
-			err = s.commit(work)
-			pause.Reset()
-		}
+		// Told to stop, or a rebalance is to happen, or something has failed: everything
+		// comes to its end first.
 		var f *failure
-		if errors.As(err, &f) {
-			wait, err := s.retreat(work, f)
-			if err != nil {
-				return err
-			}
-			if wait {
-				sleep(ctx, pause.NextBackOff())
-			} else {
-				pause.Reset() // the next failure is another record's
-			}
-		} else if err != nil {
+		if err != nil && !errors.As(err, &f) {
 			return err
 		}
-		if ctx.Err() != nil && s.open == nil {
+		failed := s.settle(f)
+		if s.committed > before {
+			pause.Reset()
+		}
+		before = s.committed
+		wait, err := s.retreat(failed)
+		if err != nil {
+			return err
+		}
+		s.alarm.arm(ctx)
+		s.consumer.AllowRebalance()
+		if ctx.Err() != nil {
 			return nil
+		}
+		if wait {
+			sleep(ctx, pause.NextBackOff())
+		} else if len(failed) > 0 {
+			pause.Reset() // the next failure is another record's
 		}
 	}
 }
 
-// due says that the open transaction is to be committed.
+// advance polls once and handles what has come. It begins a transaction where none is
+// open, once there is a producer for it, and closes the open one when it is due.
+func (s *session) advance() error {
+	if s.open == nil {
+		s.awaitProducer()
+	}
+	if s.alarm.context().Err() != nil {
+		return nil
+	}
+	records, err := s.poll()
+	if err == nil {
+		err = s.process(records)
+	}
+	if err == nil && s.open != nil && s.due() {
+		s.endOpen(nil)
+	}
+	return err
+}
+
+// awaitProducer waits until there is a producer for another transaction, and until the
+// newest one may produce: input is handled one transaction ahead of what is sent, and no
+// further. What arrives meanwhile is polled in one go afterwards, so that transactions
+// grow under load, and memory does not.
+func (s *session) awaitProducer() {
+	if n := len(s.inFlight); n > 0 {
+		<-s.inFlight[n-1].before.produced.settled
+		if n == len(s.ring) {
+			<-s.inFlight[0].done
+		}
+	}
+	s.reap()
+}
+
+// reap takes note of transactions that are committed, up to the first that isn't.
+func (s *session) reap() {
+	for len(s.inFlight) > 0 {
+		tx := s.inFlight[0]
+		select {
+		case <-tx.done:
+		default:
+			return
+		}
+		if tx.err != nil {
+			return
+		}
+		s.suspects.settled(tx.next)
+		s.committed++
+		s.inFlight = s.inFlight[1:]
+	}
+}
+
+// endOpen gives the open transaction no more records. It commits if cause is nil, and is
+// given up otherwise.
+func (s *session) endOpen(cause error) {
+	s.open.cause = cause
+	close(s.open.feed)
+	s.inFlight = append(s.inFlight, s.open)
+	s.open = nil
+}
+
+// due says that the open transaction is to be ended.
 func (s *session) due() bool {
-	return len(s.open.input) >= s.config.MaxTransactionRecords || !time.Now().Before(s.open.ends)
+	return s.open.polled >= s.config.MaxTransactionRecords || !time.Now().Before(s.open.ends)
 }
 
 // poll waits for records: while a transaction is open no longer than until it is
-// due, otherwise for as long as it takes. From the first record on, and until the
-// transaction ends, no rebalance happens.
-func (s *session) poll(ctx context.Context) ([]*kgo.Record, error) {
+// due, otherwise for as long as it takes. From the first record on no rebalance happens
+// before [session.run] allows it.
+func (s *session) poll() ([]*kgo.Record, error) {
 	limit := s.config.MaxTransactionRecords
+	ctx := s.alarm.context()
 	if s.open != nil {
-		limit -= len(s.open.input)
+		limit -= s.open.polled
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, s.open.ends)
 		defer cancel()
@@ -156,11 +253,7 @@ func (s *session) poll(ctx context.Context) ([]*kgo.Record, error) {
 			return nil, err
 		}
 	}
-	records := fetches.Records()
-	if len(records) == 0 && s.open == nil {
-		s.consumer.AllowRebalance()
-	}
-	return records, nil
+	return fetches.Records(), nil
 }
 
 // fetchError returns the errors that end the session.
@@ -189,16 +282,16 @@ func (s *session) fetchError(f kgo.FetchError) error {
 }
 
 // process handles polled records within the open transaction, or a new one.
-func (s *session) process(ctx context.Context, records []*kgo.Record) error {
+func (s *session) process(records []*kgo.Record) error {
 	if len(records) == 0 {
 		return nil
 	}
+	ctx := s.flow
 	if err := s.pass(ctx, Polled, records); err != nil {
 		return err
 	}
 	if s.open == nil {
-		var err error
-		if s.open, err = s.begin(ctx); err != nil {
+		if err := s.begin(ctx); err != nil {
 			return err
 		}
 	}
@@ -206,8 +299,7 @@ func (s *session) process(ctx context.Context, records []*kgo.Record) error {
 	for _, c := range s.suspects.chunks(records) {
 		if c.verdict != nil {
 			letter := deadLetter(s.config.DeadLetters, c.records[0], *c.verdict)
-			s.open.produce(ctx, letter, c.records, true)
-			s.open.handled(c.records)
+			s.open.handled(outgoing{records: []*kgo.Record{letter}, batch: c.records, isDeadLetter: true})
 			s.config.Logger.Error("dead letter", "topic", s.config.DeadLetters, "origin", positionOf(c.records[0]), "attempts", c.verdict.attempts, "cause", c.verdict.cause)
 			continue
 		}
@@ -225,68 +317,93 @@ func (s *session) process(ctx context.Context, records []*kgo.Record) error {
 			if r.Topic == "" {
 				r.Topic = s.config.Output
 			}
-			s.open.produce(ctx, r, c.records, false)
 		}
-		s.open.worked = append(s.open.worked, c.records...)
-		s.open.handled(c.records)
+		s.open.handled(outgoing{records: out, batch: c.records})
 	}
 	return nil
 }
 
-// commit ends the open transaction and lets a waiting rebalance happen.
-func (s *session) commit(ctx context.Context) error {
-	if err := s.open.commit(ctx); err != nil {
-		return err
+// settle ends the open transaction, or gives it up because of f, waits until nothing is
+// in flight, and returns what has failed: a transaction and all after it.
+func (s *session) settle(f *failure) (failed []*transaction) {
+	switch {
+	case s.open == nil:
+	case f != nil:
+		s.endOpen(f)
+	default:
+		s.endOpen(nil)
 	}
-	s.suspects.settled(s.open.next)
-	s.open = nil
-	s.progress = true
-	s.consumer.AllowRebalance()
-	return nil
+	for _, tx := range s.inFlight {
+		<-tx.done
+	}
+	s.reap()
+	failed, s.inFlight = s.inFlight, nil
+	s.last = openGates()
+	return failed
 }
 
-// retreat gives the open transaction up because records failed, and goes back to
-// where it began. Without [ExactlyOnce] nothing can be taken back: what was handled
-// before the failure is committed, and only the rest comes again.
-func (s *session) retreat(ctx context.Context, f *failure) (wait bool, err error) {
-	wait = s.suspects.learn(f)
-	s.config.Logger.Warn("records failed; they come again", "first", positionOf(f.batch[0]), "batch", len(f.batch), "cause", f.err)
-	tx := s.open
-	back := tx.starts
-	if s.transactional() {
-		if err := tx.abort(); err != nil {
-			return false, err
+// retreat goes back to where failed transactions began, if they failed because of
+// records and Kafka is well.
+func (s *session) retreat(failed []*transaction) (wait bool, err error) {
+	if len(failed) == 0 {
+		return false, nil
+	}
+	back := make(offsets)
+	var errs []error
+	for i, tx := range failed {
+		var f *failure
+		switch {
+		case errors.As(tx.err, &f):
+			wait = s.suspects.learn(f) || wait
+			s.config.Logger.Warn("records failed; they come again", "first", positionOf(f.batch[0]), "batch", len(f.batch), "cause", f.err)
+		case i == 0 || !errors.Is(tx.err, errBefore):
+			errs = append(errs, tx.err)
 		}
-	} else if tx.flush(ctx) == nil && len(tx.next) > 0 {
-		if err := s.commitOffsets(ctx, tx.next); err != nil {
-			return false, err
-		}
-		s.suspects.settled(tx.next)
-		for p, at := range tx.next {
-			back[p] = at
+		errs = append(errs, tx.abortError)
+		for p, at := range tx.starts {
+			if _, earlier := back[p]; !earlier {
+				back[p] = at
+			}
 		}
 	}
-	s.open = nil
+	if err := errors.Join(errs...); err != nil {
+		return false, err
+	}
 	s.consumer.SetOffsets(back.byTopic())
-	s.consumer.AllowRebalance()
 	return wait, nil
 }
 
-// close aborts what is open, unless it is decided, and closes both clients. A static member does not
+// close ends the session: what is in flight is finished or, where that takes too long or
+// something before it has failed, aborted, unless it is decided. A static member does not
 // leave its group by closing.
 func (s *session) close() error {
-	var err error
-	if s.open != nil && s.transactional() && !s.open.decided {
-		err = s.open.abort()
+	if s.open != nil {
+		s.endOpen(errSessionEnds)
 	}
+	overdue := time.AfterFunc(abortTimeout, s.cutOff)
+	defer overdue.Stop()
+	var errs []error
+	for _, tx := range s.inFlight {
+		<-tx.done
+		errs = append(errs, tx.abortError)
+	}
+	s.cutOff()
 	s.consumer.AllowRebalance()
 	// There is nothing to tell the group, and a join that waits for other members is
 	// not waited for.
 	_ = s.consumer.LeaveGroupContext(ended)
 	s.consumer.Close()
-	s.producer.Close()
-	return err
+	s.closeProducers()
+	return errors.Join(errs...)
 }
+
+func (s *session) closeProducers() {
+	for _, producer := range s.ring {
+		producer.Close()
+	}
+}
+
+var errSessionEnds = errors.New("the session ends")
 
 // ended is a context that has ended.
 var ended = func() context.Context {

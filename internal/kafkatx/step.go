@@ -45,12 +45,16 @@ func Steps(g Guarantee) []Step {
 type Passage struct {
 	Step Step
 	// Records are the input records concerned: for Polled those just polled, for
-	// Handled those just handled, and from Produced on all of the transaction.
+	// Handled those just handled, and from Produced on all of the transaction, in the
+	// same order. They must not be changed.
 	Records []*kgo.Record
 }
 
-// Hook is called at every passage, on the engine's own goroutine: it delays what
-// comes after. An error is taken as a failure of the infrastructure at that step:
-// the open transaction is aborted, the clients are built anew, and the engine goes
-// on from the committed offsets.
+// Hook is called at every passage, on the goroutine that passes the step: it delays what
+// comes after. The steps of one transaction come in their order; those of several
+// transactions in flight overlap, and so do their calls.
+//
+// An error is taken as a failure of the infrastructure at that step: the transaction is
+// aborted with all that have begun after it, the clients are built anew, and the engine
+// goes on from the committed offsets.
 type Hook func(context.Context, Passage) error

@@ -29,6 +29,7 @@ var catalogue = []Lane{
 	kafkaAtLeastOnce,
 	kafkaIdempotent,
 	kafkaEOS,
+	kafkaEOSPipelined,
 	eosPostgres,
 	eosInbox,
 	twoPhase,

@@ -43,7 +43,7 @@ var kafkaEOS = Lane{
 	Short:         "keos",
 	Says:          "input offsets and output in one Kafka transaction: exactly once for read_committed readers, in order",
 	Program:       "eos-pipeline",
-	Args:          []string{"--guarantee=exactly-once"},
+	Args:          []string{"--guarantee=exactly-once", "--transactions-in-flight=1"},
 	Scopes:        []Scope{Kafka, KafkaUncommitted, Order},
 	Steps:         eosSteps,
 	Exposed:       names(kafkatx.Produced, kafkatx.OffsetsSent),

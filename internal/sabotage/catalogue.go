@@ -174,7 +174,7 @@ var catalogue = []Sabotage{
 		Name:  "offsets_beside_the_transaction",
 		Wrong: "the offsets are committed before the transaction is, and not in it",
 		File:  "internal/kafkatx/transaction.go",
-		Old:   `if _, _, err := s.sendOffsets(ctx, tx.next)`,
+		Old:   `if _, _, err := tx.sendOffsets(ctx)`,
 		New:   `if err := s.commitOffsets(ctx, tx.next)`,
 		Lane:  "kafka eos",
 		Fault: lane.Kill9,
@@ -185,24 +185,20 @@ var catalogue = []Sabotage{
 		Wrong: "TxnOffsetCommit is left out, and the offsets are committed when the transaction is",
 		File:  "internal/kafkatx/transaction.go",
 		Old: `
-		if _, _, err := s.sendOffsets(ctx, tx.next); err != nil {
+		if _, _, err := tx.sendOffsets(ctx); err != nil {
 			return err
 		}
 		if err := s.pass(ctx, OffsetsSent, tx.input); err != nil {
 			return err
 		}
 	}
-	if s.transactional() {
-		// Without a record sent this only tells the client that it is over.
-		if err := s.producer.EndTransaction(ctx, kgo.TryCommit); err != nil {
-			return fmt.Errorf("commit transaction: %w", err)
-		}
+	if err := tx.end(ctx); err != nil {
+		return err
 	}
-	return s.pass(ctx, Committed, tx.input)
 `,
 		New: `
-		if err := s.producer.EndTransaction(ctx, kgo.TryCommit); err != nil {
-			return fmt.Errorf("commit transaction: %w", err)
+		if err := tx.end(ctx); err != nil {
+			return err
 		}
 		if err := s.pass(ctx, OffsetsSent, tx.input); err != nil {
 			return err
@@ -211,7 +207,6 @@ var catalogue = []Sabotage{
 			return err
 		}
 	}
-	return s.pass(ctx, Committed, tx.input)
 `,
 		Lane:  "kafka eos",
 		Fault: lane.Kill9,
@@ -237,11 +232,11 @@ var catalogue = []Sabotage{
 		Wrong: "every incarnation has a transactional id of its own, so none ends what the one before left open",
 		File:  "internal/kafkatx/config.go",
 		Old: `
-	return fmt.Sprintf("%s-%s-0", group, instance)
+	return fmt.Sprintf("%s-%s-%d", group, instance, i)
 }
 `,
 		New: `
-	return fmt.Sprintf("%s-%s-%d", group, instance, started)
+	return fmt.Sprintf("%s-%s-%d-%d", group, instance, started, i)
 }
 
 var started = time.Now().UnixNano()

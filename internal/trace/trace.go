@@ -57,12 +57,13 @@ func (w *Writer) Pass(step, handler string, events []string) error {
 	if w == nil {
 		return nil
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// The time is taken where nobody can come between: lines stand in the order of their times.
 	line, err := json.Marshal(Passing{At: time.Now(), Attempt: w.attempt, Step: step, Handler: handler, Events: events})
 	if err != nil {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if _, err := w.file.Write(append(line, '\n')); err != nil {
 		return fmt.Errorf("trace step %s: %w", step, err)
 	}

@@ -71,7 +71,7 @@ func New(pool *pgxpool.Pool, client *kgo.Client, o Options) *Coordinator {
 	return &Coordinator{
 		Decisions:       NewDecisions(pool, client, o.Logger),
 		options:         o,
-		transactionalID: kafkatx.TransactionalID(o.Group, o.Instance),
+		transactionalID: kafkatx.TransactionalID(o.Group, o.Instance, 0),
 	}
 }
 

@@ -207,7 +207,7 @@ func TestLate(t *testing.T) {
 func TestAbort(t *testing.T) {
 	p := newPlace(t)
 	d := p.decisions()
-	id := kafkatx.TransactionalID(p.group, "a")
+	id := kafkatx.TransactionalID(p.group, "a", 0)
 	require.ErrorIs(t, d.Abort(t.Context(), id, false), twophase.ErrNotOpen)
 
 	c := p.recovered(p.options("a"))
@@ -268,7 +268,7 @@ func (l *looked) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQuer
 // decides on that, while the abort is still on its way. That one is not aborted.
 func TestAbortOfAnOwnerThatGoesOn(t *testing.T) {
 	p := newPlace(t)
-	id := kafkatx.TransactionalID(p.group, "a")
+	id := kafkatx.TransactionalID(p.group, "a", 0)
 	p.recovered(p.options("a"))
 	p.open("a", time.Minute, "evt_1")
 

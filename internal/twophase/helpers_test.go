@@ -293,7 +293,7 @@ func (p *place) lost() (events [][]string, causes []string) {
 // decided returns the stored decision of an instance.
 func (p *place) decided(instance string) (twophase.Decision, bool) {
 	p.t.Helper()
-	one, ok, err := p.decisions().Of(p.t.Context(), kafkatx.TransactionalID(p.group, instance))
+	one, ok, err := p.decisions().Of(p.t.Context(), kafkatx.TransactionalID(p.group, instance, 0))
 	require.NoError(p.t, err)
 	return one, ok
 }
@@ -360,7 +360,7 @@ type owner struct {
 // open opens a transaction of an instance with one record for each id.
 func (p *place) open(instance string, timeout time.Duration, ids ...string) *owner {
 	p.t.Helper()
-	id := kafkatx.TransactionalID(p.group, instance)
+	id := kafkatx.TransactionalID(p.group, instance, 0)
 	o := &owner{client: sandboxtest.Client(p.t, kgo.TransactionalID(id), kgo.TransactionTimeout(timeout))}
 	o.begin(p, ids...)
 	return o
@@ -386,7 +386,7 @@ func (o *owner) begin(p *place, ids ...string) {
 // takeOver is what another process does that initialises a transactional id.
 func (p *place) takeOver(instance string) {
 	p.t.Helper()
-	thief := sandboxtest.Client(p.t, kgo.TransactionalID(kafkatx.TransactionalID(p.group, instance)))
+	thief := sandboxtest.Client(p.t, kgo.TransactionalID(kafkatx.TransactionalID(p.group, instance, 0)))
 	_, _, err := thief.ProducerID(p.t.Context())
 	require.NoError(p.t, err)
 }
