@@ -25,6 +25,8 @@ require (
 	golang.org/x/text v0.44.0
 )
 
+require github.com/jszwec/csvutil v1.10.0 // indirect
+
 require (
 	github.com/VividCortex/ewma v1.2.0 // indirect
 	github.com/acarl005/stripansi v0.0.0-20180116102854-5a71ef0e047d // indirect
