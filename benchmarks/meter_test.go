@@ -10,11 +10,15 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/delivered-twice/delivered-twice/benchmarks/suite"
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox/sandboxtest"
 )
 
-func TestMain(m *testing.M) { sandboxtest.Main(m) }
+func TestMain(m *testing.M) {
+	suite.Register()
+	sandboxtest.Main(m)
+}
 
 const partitions = 4
 

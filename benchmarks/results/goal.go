@@ -73,7 +73,7 @@ type Verdict struct {
 func (g Goal) Judge(runs []Run) Verdict {
 	v := Verdict{Goal: g}
 	for _, r := range runs {
-		if of := slices.Contains(g.Of, r.Case); r.Part == g.Part && r.Audit != Passed && (of || slices.Contains(g.To, r.Case)) {
+		if of := slices.Contains(g.Of, r.Case); r.Part == g.Part && !r.passed() && (of || slices.Contains(g.To, r.Case)) {
 			v.Broken, v.Lost = fmt.Sprintf("%s, round %d: %s", r.Case, r.Round, r.Audit), v.Lost || of
 		}
 	}
@@ -132,7 +132,7 @@ func (g Goal) rounds(runs []Run) byRound {
 	rounds := make(byRound)
 	for _, r := range runs {
 		value := g.Metric.Of(r)
-		if r.Part != g.Part || r.Audit != Passed || value <= 0 {
+		if r.Part != g.Part || !r.passed() || value <= 0 {
 			continue
 		}
 		if rounds[r.Case] == nil {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/jszwec/csvutil"
 )
@@ -48,13 +49,15 @@ type Run struct {
 	CPUSecondsPerMillion float64 `csv:"cpu_s_million,omitempty"`
 	// MaxRSSBytes is of its largest process.
 	MaxRSSBytes int64 `csv:"max_rss_bytes,omitempty"`
-	// Audit is Passed, or what is wrong with what the contender left behind, or why it
+	// Audit begins with Passed, or is what is wrong with what the contender left behind, or why it
 	// did not finish.
 	Audit string `csv:"audit"`
 }
 
-// Passed is the audit of a run that did what it promises.
+// Passed is how the audit of a run begins that did what it promises.
 const Passed = "ok"
+
+func (r Run) passed() bool { return strings.HasPrefix(r.Audit, Passed) }
 
 // Write writes a table of runs with a header.
 func Write(w io.Writer, runs []Run) error {

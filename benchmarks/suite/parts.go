@@ -1,0 +1,261 @@
+package suite
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/delivered-twice/delivered-twice/benchmarks/results"
+)
+
+// Case is one contender of a part, at its settings: a lane of the catalogue, or a peer.
+type Case struct {
+	// Name is its own in the part.
+	Name string
+	// Lane is one by its short name; Peer is a peer by its name. One of them is set.
+	Lane, Peer string
+	Sizes
+	// Interval is the commit interval, where there is one; Eager has a transaction end
+	// with what was there when it began.
+	Interval time.Duration
+	Eager    bool
+	// Args come on top of a lane's.
+	Args []string
+	// Rate is how many events are due in a second, 0 has all there beforehand.
+	Rate   int
+	Events int
+}
+
+// Part is what can be measured by itself.
+type Part struct {
+	Name, Says string
+	Cases      []Case
+	Goals      []results.Goal
+}
+
+// What peers are called.
+const (
+	peerStreams   = "kafka-streams"
+	peerConfluent = "librdkafka"
+	peerSarama    = "sarama"
+	peerSession   = "group-transact-session"
+	peerWatermill = "watermill"
+	peerOneByOne  = "one-event-inbox"
+)
+
+// ofRate is how long events come at a rate.
+const ofRate = 20 * time.Second
+
+const interval = 100 * time.Millisecond
+
+// Parts returns the whole set.
+func Parts() []Part {
+	return []Part{
+		smallTransactions(), throughput(), latency(), inbox(), inboxLatency(), asyncCommit(), lanes(),
+	}
+}
+
+func inFlight(n int) string { return fmt.Sprintf("eos, %d in flight", n) }
+
+func smallTransactions() Part {
+	p := Part{Name: "small-transactions", Says: "transactions of 10 records"}
+	const events = 10_000
+	p.Cases = append(p.Cases, Case{Name: peerSession, Peer: peerSession, Sizes: Sizes{Batch: 10}, Events: events})
+	for _, n := range []int{1, 2, 4, 8} {
+		p.Cases = append(p.Cases, Case{Name: inFlight(n), Lane: "keos", Sizes: Sizes{Batch: 10, InFlight: n}, Events: events})
+	}
+	p.Goals = []results.Goal{{
+		Measure: "small transactions (10 records): time a transaction, pipelined against GroupTransactSession",
+		Metric:  results.TransactionTime,
+		Of:      []string{inFlight(2), inFlight(4), inFlight(8)}, To: []string{peerSession},
+		AtMost: true, Bound: 1. / 8,
+	}}
+	return p.named()
+}
+
+func throughput() Part {
+	p := Part{Name: "throughput", Says: "Kafka to Kafka at full speed"}
+	const events = 1_500_000
+	full := func(c Case) string {
+		c.Events = events
+		p.Cases = append(p.Cases, c)
+		return c.Name
+	}
+	// Of what is measured with its best batch, each has the same to choose from.
+	var plain, eos, eos10ms []string
+	for _, batch := range []int{10_000, 40_000} {
+		of := fmt.Sprintf(", %d records", batch)
+		plain = append(plain, full(Case{Name: "at-least-once" + of, Lane: "kalo", Sizes: Sizes{Batch: batch}, Interval: interval}))
+		eos = append(eos, full(Case{Name: "eos" + of, Lane: "keos", Sizes: Sizes{Batch: batch}, Interval: interval}))
+	}
+	eos10ms = append(eos10ms, full(Case{Name: "eos, 10 ms", Lane: "keos", Sizes: Sizes{Batch: 10_000}, Interval: 10 * time.Millisecond}))
+	full(Case{Name: "idempotent", Lane: "kidem", Sizes: Sizes{Batch: 10_000}, Interval: interval})
+	full(Case{Name: inFlight(1), Lane: "keos", Sizes: Sizes{Batch: 10_000, InFlight: 1}, Interval: interval})
+	streams := full(Case{Name: peerStreams + ", 100 ms", Peer: peerStreams, Interval: interval})
+	streams10ms := full(Case{Name: peerStreams + ", 10 ms", Peer: peerStreams, Interval: 10 * time.Millisecond})
+	confluent := full(Case{Name: peerConfluent, Peer: peerConfluent, Interval: interval})
+	sarama := full(Case{Name: peerSarama, Peer: peerSarama, Interval: interval})
+	full(Case{Name: peerSession, Peer: peerSession, Sizes: Sizes{Batch: 10_000}, Interval: interval})
+
+	goal := func(measure string, of, to []string, bound float64) {
+		p.Goals = append(p.Goals, results.Goal{Measure: measure, Metric: results.EventsPerSecond, Of: of, To: to, Bound: bound})
+	}
+	goal("EOS at full speed, 100 ms interval, against at-least-once of the same engine", eos, plain, 0.97)
+	goal("EOS events/s against Kafka Streams EOS v2, both at 100 ms", eos, []string{streams}, 2.5)
+	goal("EOS events/s against Kafka Streams EOS v2, both at 10 ms", eos10ms, []string{streams10ms}, 2)
+	goal("EOS events/s at 100 ms against librdkafka", eos, []string{confluent}, 3)
+	goal("EOS events/s at 100 ms against sarama", eos, []string{sarama}, 4)
+	p.Goals = append(p.Goals, memory("memory of eos-pipeline at full speed", append(eos, eos10ms...)))
+	return p.named()
+}
+
+func memory(measure string, of []string) results.Goal {
+	return results.Goal{Measure: measure, Metric: results.Memory, Of: of, All: true, AtMost: true, Bound: 150}
+}
+
+func at(rate int, name string) string { return fmt.Sprintf("%s, %d/s", name, rate) }
+
+// costRate is the rate at which a table of costs tells latencies.
+const costRate = 10_000
+
+func latency() Part {
+	p := Part{Name: "latency", Says: "Kafka to Kafka at a fixed rate, from creation to a read_committed reader"}
+	for _, rate := range []int{1_000, costRate, 50_000} {
+		run := func(c Case) string {
+			c.Name, c.Rate, c.Events = at(rate, c.Name), rate, EventsAt(rate, ofRate)
+			p.Cases = append(p.Cases, c)
+			return c.Name
+		}
+		var one, pipelined, streams []string
+		for _, n := range []int{1, 2, 4} {
+			eager := run(Case{Name: inFlight(n) + ", eager", Lane: "keos", Sizes: Sizes{InFlight: n}, Eager: true})
+			soon := run(Case{Name: inFlight(n) + ", 5 ms", Lane: "keos", Sizes: Sizes{InFlight: n}, Interval: 5 * time.Millisecond})
+			if n == 1 {
+				one = append(one, eager, soon)
+			} else {
+				pipelined = append(pipelined, eager, soon)
+			}
+		}
+		for _, ms := range []int{10, 30, 100} {
+			streams = append(streams, run(Case{Name: fmt.Sprintf("%s, %d ms", peerStreams, ms), Peer: peerStreams, Interval: time.Duration(ms) * time.Millisecond}))
+		}
+		if rate == costRate {
+			run(Case{Name: "at-least-once", Lane: "kalo", Eager: true})
+			run(Case{Name: "idempotent", Lane: "kidem", Eager: true})
+			run(Case{Name: peerConfluent, Peer: peerConfluent, Interval: interval})
+			run(Case{Name: peerSarama, Peer: peerSarama, Interval: interval})
+			run(Case{Name: peerSession, Peer: peerSession, Interval: interval})
+		}
+		if rate > costRate {
+			continue
+		}
+		goal := func(measure string, to []string, bound float64) {
+			p.Goals = append(p.Goals, results.Goal{Measure: fmt.Sprintf(measure, rate), Metric: results.P99, Of: pipelined, To: to, AtMost: true, Bound: bound})
+		}
+		goal("EOS p99 end to end at %d events/s, pipelined against one transactional id", one, 0.4)
+		goal("EOS p99 end to end at %d events/s, pipelined against the best Kafka Streams setting", streams, 1./3)
+	}
+	return p.named()
+}
+
+const hashKeys = "--event-key=hash"
+
+func inbox() Part {
+	p := Part{Name: "inbox", Says: "Kafka to Postgres at full speed"}
+	full := func(events int, c Case) string {
+		c.Events = events
+		p.Cases = append(p.Cases, c)
+		return c.Name
+	}
+	const (
+		many = 500_000
+		few  = 5_000 // one by one
+	)
+	var none, inbox, two, warehouse []string
+	for _, s := range []Sizes{{Batch: 1_000, Instances: 1}, {Batch: 5_000, Instances: 1}, {Batch: 1_000, Instances: 2}, {Batch: 5_000, Instances: 2}, {Batch: 10_000, Instances: 2}} {
+		of := fmt.Sprintf(", %d × %d", s.Instances, s.Batch)
+		none = append(none, full(many, Case{Name: "none" + of, Lane: "none", Sizes: s}))
+		name := full(many, Case{Name: "inbox" + of, Lane: "inbox", Sizes: s, Args: []string{hashKeys}})
+		inbox = append(inbox, name)
+		if s.Instances == 2 {
+			two = append(two, name)
+			warehouse = append(warehouse, full(many, Case{Name: "inbox, warehouse" + of, Lane: "inbox", Sizes: s, Args: []string{hashKeys, "--handlers=warehouse"}}))
+		}
+	}
+	for _, short := range []string{"offsets", "both", "share"} {
+		full(many, Case{Name: short, Lane: short, Sizes: Sizes{Batch: 1_000}})
+	}
+	one := []string{
+		full(few, Case{Name: "inbox, 1 × 1", Lane: "inbox", Sizes: Sizes{Batch: 1}, Args: []string{hashKeys}}),
+		full(few, Case{Name: peerOneByOne, Peer: peerOneByOne}),
+	}
+	watermill := full(few, Case{Name: peerWatermill, Peer: peerWatermill})
+
+	goal := func(measure string, of, to []string, bound float64) {
+		p.Goals = append(p.Goals, results.Goal{Measure: measure, Metric: results.EventsPerSecond, Of: of, To: to, Bound: bound})
+	}
+	goal("inbox against the same pipeline with --guard=none, each at its best batch size", inbox, none, 0.65)
+	goal("inbox events/s against one event a transaction", inbox, one, 40)
+	goal("inbox events/s against Watermill's", inbox, []string{watermill}, 10)
+	goal("inbox pipeline end to end, two workers, handler of one insert", two, nil, 100_000)
+	goal("inbox pipeline end to end, two workers, full warehouse handler", warehouse, nil, 60_000)
+	p.Goals = append(p.Goals, memory("memory of inbox-pipeline at full speed", inbox))
+	return p.named()
+}
+
+func inboxLatency() Part {
+	p := Part{Name: "inbox-latency", Says: "Kafka to Postgres at a fixed rate, from creation to the commit"}
+	for _, rate := range []int{1_000, costRate} {
+		for _, c := range []Case{
+			{Name: "none", Lane: "none"},
+			{Name: "inbox", Lane: "inbox", Args: []string{hashKeys}},
+			{Name: "offsets", Lane: "offsets"},
+			{Name: "both", Lane: "both"},
+			{Name: "share", Lane: "share"},
+			{Name: "gated", Lane: "gated", Args: []string{hashKeys}},
+		} {
+			c.Name, c.Rate, c.Events = at(rate, c.Name), rate, EventsAt(rate, ofRate)
+			p.Cases = append(p.Cases, c)
+		}
+	}
+	return p.named()
+}
+
+func asyncCommit() Part {
+	p := Part{Name: "async-commit", Says: "one event a transaction, Kafka to Postgres"}
+	for _, short := range []string{"inbox", "async", "gated"} {
+		p.Cases = append(p.Cases, Case{Name: short, Lane: short, Sizes: Sizes{Batch: 1}, Args: []string{hashKeys}, Events: 10_000})
+	}
+	p.Goals = []results.Goal{{
+		Measure: "--async-commit --ack-after-flush against synchronous commit, one event a transaction",
+		Metric:  results.EventsPerSecond,
+		Of:      []string{"gated"}, To: []string{"inbox"},
+		Bound: 4,
+	}}
+	return p.named()
+}
+
+// lanes is every lane at every size: for looking things up, and without goals.
+func lanes() Part {
+	p := Part{Name: "lanes", Says: "every lane at every size, at full speed"}
+	for _, point := range Grid(false) {
+		p.Cases = append(p.Cases, Case{Name: point.Name(), Lane: point.Lane.Short, Sizes: point.Sizes, Events: point.Events()})
+	}
+	return p
+}
+
+// named gives the goals the part's name.
+func (p Part) named() Part {
+	for i := range p.Goals {
+		p.Goals[i].Part = p.Name
+	}
+	return p
+}
+
+// Goals returns those of all parts.
+func Goals() []results.Goal {
+	var goals []results.Goal
+	for _, p := range Parts() {
+		goals = append(goals, p.Goals...)
+	}
+	return goals
+}
