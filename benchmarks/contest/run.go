@@ -10,6 +10,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/delivered-twice/delivered-twice/internal/wire"
@@ -268,6 +269,9 @@ func (r *race) done(ctx context.Context, m mark, events int) (bool, error) {
 // acknowledged is how many records of the input the group has committed.
 func (r *race) acknowledged(ctx context.Context) (n int64, err error) {
 	committed, err := r.admin.FetchOffsetsForTopics(ctx, r.Group, r.Input)
+	if errors.Is(err, kerr.GroupIDNotFound) {
+		return 0, nil // nobody has joined it, or it is a share group
+	}
 	if err != nil {
 		return 0, fmt.Errorf("look up the offsets of group %s: %w", r.Group, err)
 	}

@@ -130,10 +130,9 @@ func Pipelined(l lane.Lane) bool {
 	return l.Transactional && !slices.Contains(l.Args, "--guarantee=two-phase")
 }
 
-// Events is how many events are measured at a size: a transaction of few takes as long
-// as one of many, so there are at least some hundred of each, and not so many of them that it
-// takes minutes.
-func (s Sizes) Events() int { return min(max(500*s.Batch, 2_000), 200_000) }
+// Events is how many events are measured at a size: some thousand small transactions, or
+// some dozen of the largest.
+func (s Sizes) Events() int { return min(max(2_000*s.Batch, 2_000), max(100_000, 30*s.Batch)) }
 
 // EventsAt is how many events are measured at a rate: those of so long.
 func EventsAt(rate int, d time.Duration) int { return int(float64(rate) * d.Seconds()) }
