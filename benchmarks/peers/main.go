@@ -23,7 +23,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/delivered-twice/delivered-twice/benchmarks/contest"
+	"github.com/delivered-twice/delivered-twice/benchmarks/suite"
 	"github.com/delivered-twice/delivered-twice/internal/endpoint"
+	"github.com/delivered-twice/delivered-twice/internal/process"
 	"github.com/delivered-twice/delivered-twice/internal/warehouse"
 )
 
@@ -31,10 +33,12 @@ import (
 var errUnclean = errors.New("not every event is there once and in order")
 
 func main() {
+	suite.Register()
+	process.Init()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := &cobra.Command{Use: "peers", Short: "The same work through other software, measured and audited", SilenceErrors: true, SilenceUsage: true}
-	root.AddCommand(runCommand())
+	root.AddCommand(runCommand(), suiteCommand())
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return
@@ -73,7 +77,7 @@ func runCommand() *cobra.Command {
 			if verbose {
 				o.Log = os.Stderr
 			}
-			o.Brokers = strings.FieldsFunc(os.Getenv("KAFKA_BROKERS"), func(r rune) bool { return r == ',' || r == ' ' })
+			o.Brokers = brokers()
 			if err := printEnvironment(cmd.Context(), o); err != nil {
 				return err
 			}
@@ -98,6 +102,10 @@ func runCommand() *cobra.Command {
 	f.StringVar(&table, "table", "", fmt.Sprintf("table whose rows are the effects, %s or %s (default: that of the program)", warehouse.LoyaltyPoints, warehouse.PickTasks))
 	f.BoolVarP(&verbose, "verbose", "v", false, "show what the program says")
 	return cmd
+}
+
+func brokers() []string {
+	return strings.FieldsFunc(os.Getenv("KAFKA_BROKERS"), func(r rune) bool { return r == ',' || r == ' ' })
 }
 
 func printEnvironment(ctx context.Context, o contest.Options) error {

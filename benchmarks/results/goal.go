@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Metric is a figure of a run.
@@ -73,7 +74,7 @@ type Verdict struct {
 func (g Goal) Judge(runs []Run) Verdict {
 	v := Verdict{Goal: g}
 	for _, r := range runs {
-		if of := slices.Contains(g.Of, r.Case); r.Part == g.Part && !r.passed() && (of || slices.Contains(g.To, r.Case)) {
+		if of := slices.Contains(g.Of, r.Case); r.Part == g.Part && !r.Passed() && (of || slices.Contains(g.To, r.Case)) {
 			v.Broken, v.Lost = fmt.Sprintf("%s, round %d: %s", r.Case, r.Round, r.Audit), v.Lost || of
 		}
 	}
@@ -132,7 +133,7 @@ func (g Goal) rounds(runs []Run) byRound {
 	rounds := make(byRound)
 	for _, r := range runs {
 		value := g.Metric.Of(r)
-		if r.Part != g.Part || !r.passed() || value <= 0 {
+		if r.Part != g.Part || !r.Passed() || value <= 0 {
 			continue
 		}
 		if rounds[r.Case] == nil {
@@ -164,4 +165,36 @@ func median(values []float64) float64 {
 		return sorted[middle]
 	}
 	return (sorted[middle-1] + sorted[middle]) / 2
+}
+
+// Label says the metric with its unit.
+func (m Metric) Label() string {
+	_, unit, _ := strings.Cut(m.Format, " ")
+	if unit == "" {
+		return m.Name
+	}
+	return m.Name + ", " + unit
+}
+
+// Summary is what the runs of a case have in common.
+type Summary struct {
+	Case             string
+	Median, Min, Max float64
+}
+
+// Summarize returns the cases of a part in the order in which they were run first, without
+// those that have no such figure.
+func Summarize(runs []Run, part string, m Metric) []Summary {
+	var summaries []Summary
+	seen := make(map[string]bool)
+	for _, r := range runs {
+		if r.Part != part || seen[r.Case] {
+			continue
+		}
+		seen[r.Case] = true
+		if v := (Goal{Part: part, Metric: m, Of: []string{r.Case}}).Judge(runs); v.Rounds > 0 {
+			summaries = append(summaries, Summary{r.Case, v.Median, v.Min, v.Max})
+		}
+	}
+	return summaries
 }

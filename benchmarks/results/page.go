@@ -9,20 +9,23 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 )
 
-// Cost is a line of a table of costs: a case of full speed, and the same contender's case
-// at a fixed rate, where latency means something.
+// At is where runs are.
+type At struct{ Part, Case string }
+
+// Cost is a line of a table of costs: a case of full speed, and the same contender's at a
+// fixed rate, where latency means something.
 type Cost struct {
 	Says          string // what it is, in a few words
-	Full, AtARate string
+	Full, AtARate At
 }
 
-// Costs are the lines of one engine, or of one kind of peers, each divided by the first.
+// Costs are the lines of one engine and its peers, each divided by the first.
 type Costs struct {
-	Part, Title string
-	Lines       []Cost
+	Title string
+	Lines []Cost
 }
 
-// metrics are the columns, and whether each is of the run at full speed.
+// costMetrics are the columns, and whether each is of the run at full speed.
 var costMetrics = []struct {
 	Metric
 	full bool
@@ -48,15 +51,15 @@ func (c Costs) Markdown(runs []Run) string {
 			if m.full {
 				of, to = line.Full, first.Full
 			}
-			g := Goal{Part: c.Part, Metric: m.Metric, Of: []string{of}}
+			g := Goal{Part: of.Part, Metric: m.Metric, Of: []string{of.Case}}
 			format := m.Format
 			if i > 0 {
-				g.To, format = []string{to}, "× %.2f"
+				g.To, format = []string{to.Case}, "× %.2f"
 			}
 			v := g.Judge(runs)
 			switch {
-			case v.Broken != "":
-				row, measured = append(row, "broke its claim"), true
+			case v.Lost:
+				row, measured = append(row, "broke its promise"), true
 			case v.Rounds == 0:
 				row = append(row, "–")
 			default:
@@ -120,7 +123,7 @@ func (v Verdict) measured() string {
 		}
 	}
 	if v.Broken != "" {
-		says = append(says, "a claim broke: "+v.Broken)
+		says = append(says, "a promise broke: "+v.Broken)
 	}
 	return strings.Join(says, "; ")
 }

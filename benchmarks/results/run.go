@@ -57,7 +57,8 @@ type Run struct {
 // Passed is how the audit of a run begins that did what it promises.
 const Passed = "ok"
 
-func (r Run) passed() bool { return strings.HasPrefix(r.Audit, Passed) }
+// Passed says whether it did.
+func (r Run) Passed() bool { return strings.HasPrefix(r.Audit, Passed) }
 
 // Write writes a table of runs with a header.
 func Write(w io.Writer, runs []Run) error {

@@ -142,7 +142,7 @@ func EventsAt(rate int, d time.Duration) int { return int(float64(rate) * d.Seco
 // interval.
 func Latency(l lane.Lane) []string {
 	if l.Program == cli.EOSPipelineName {
-		return []string{"--commit-interval=0s"}
+		return every(0)
 	}
 	return nil
 }

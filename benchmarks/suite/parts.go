@@ -14,11 +14,7 @@ type Case struct {
 	// Lane is one by its short name; Peer is a peer by its name. One of them is set.
 	Lane, Peer string
 	Sizes
-	// Interval is the commit interval, where there is one; Eager has a transaction end
-	// with what was there when it began.
-	Interval time.Duration
-	Eager    bool
-	// Args come on top of a lane's.
+	// Args are its flags; those of a lane and of its sizes come by themselves.
 	Args []string
 	// Rate is how many events are due in a second, 0 has all there beforehand.
 	Rate   int
@@ -28,9 +24,16 @@ type Case struct {
 // Part is what can be measured by itself.
 type Part struct {
 	Name, Says string
-	Cases      []Case
-	Goals      []results.Goal
+	// Once has one round do: there is nothing to be compared.
+	Once  bool
+	Cases []Case
+	Goals []results.Goal
+	// Metric is what it is about.
+	Metric results.Metric
 }
+
+// PlotFile is the name of the plot of a part.
+func PlotFile(p Part) string { return p.Name + ".svg" }
 
 // What peers are called.
 const (
@@ -39,13 +42,16 @@ const (
 	peerSarama    = "sarama"
 	peerSession   = "group-transact-session"
 	peerWatermill = "watermill"
-	peerOneByOne  = "one-event-inbox"
+	peerPlain     = "plain-inbox"
 )
 
 // ofRate is how long events come at a rate.
 const ofRate = 20 * time.Second
 
-const interval = 100 * time.Millisecond
+// every has a transaction end so long after it began; 0, with what was there by then.
+func every(d time.Duration) []string { return []string{"--commit-interval=" + d.String()} }
+
+const usual = 100 * time.Millisecond
 
 // Parts returns the whole set.
 func Parts() []Part {
@@ -57,9 +63,9 @@ func Parts() []Part {
 func inFlight(n int) string { return fmt.Sprintf("eos, %d in flight", n) }
 
 func smallTransactions() Part {
-	p := Part{Name: "small-transactions", Says: "transactions of 10 records"}
+	p := Part{Name: "small-transactions", Says: "transactions of 10 records", Metric: results.TransactionTime}
 	const events = 10_000
-	p.Cases = append(p.Cases, Case{Name: peerSession, Peer: peerSession, Sizes: Sizes{Batch: 10}, Events: events})
+	p.Cases = append(p.Cases, Case{Name: peerSession, Peer: peerSession, Sizes: Sizes{Batch: 10}, Args: append(every(0), "--max-records=10"), Events: events})
 	for _, n := range []int{1, 2, 4, 8} {
 		p.Cases = append(p.Cases, Case{Name: inFlight(n), Lane: "keos", Sizes: Sizes{Batch: 10, InFlight: n}, Events: events})
 	}
@@ -73,7 +79,7 @@ func smallTransactions() Part {
 }
 
 func throughput() Part {
-	p := Part{Name: "throughput", Says: "Kafka to Kafka at full speed"}
+	p := Part{Name: "throughput", Says: "Kafka to Kafka at full speed", Metric: results.EventsPerSecond}
 	const events = 1_500_000
 	full := func(c Case) string {
 		c.Events = events
@@ -84,17 +90,17 @@ func throughput() Part {
 	var plain, eos, eos10ms []string
 	for _, batch := range []int{10_000, 40_000} {
 		of := fmt.Sprintf(", %d records", batch)
-		plain = append(plain, full(Case{Name: "at-least-once" + of, Lane: "kalo", Sizes: Sizes{Batch: batch}, Interval: interval}))
-		eos = append(eos, full(Case{Name: "eos" + of, Lane: "keos", Sizes: Sizes{Batch: batch}, Interval: interval}))
+		plain = append(plain, full(Case{Name: "at-least-once" + of, Lane: "kalo", Sizes: Sizes{Batch: batch}, Args: every(usual)}))
+		eos = append(eos, full(Case{Name: "eos" + of, Lane: "keos", Sizes: Sizes{Batch: batch}, Args: every(usual)}))
 	}
-	eos10ms = append(eos10ms, full(Case{Name: "eos, 10 ms", Lane: "keos", Sizes: Sizes{Batch: 10_000}, Interval: 10 * time.Millisecond}))
-	full(Case{Name: "idempotent", Lane: "kidem", Sizes: Sizes{Batch: 10_000}, Interval: interval})
-	full(Case{Name: inFlight(1), Lane: "keos", Sizes: Sizes{Batch: 10_000, InFlight: 1}, Interval: interval})
-	streams := full(Case{Name: peerStreams + ", 100 ms", Peer: peerStreams, Interval: interval})
-	streams10ms := full(Case{Name: peerStreams + ", 10 ms", Peer: peerStreams, Interval: 10 * time.Millisecond})
-	confluent := full(Case{Name: peerConfluent, Peer: peerConfluent, Interval: interval})
-	sarama := full(Case{Name: peerSarama, Peer: peerSarama, Interval: interval})
-	full(Case{Name: peerSession, Peer: peerSession, Sizes: Sizes{Batch: 10_000}, Interval: interval})
+	eos10ms = append(eos10ms, full(Case{Name: "eos, 10 ms", Lane: "keos", Sizes: Sizes{Batch: 10_000}, Args: every(10 * time.Millisecond)}))
+	full(Case{Name: "idempotent", Lane: "kidem", Sizes: Sizes{Batch: 10_000}, Args: every(usual)})
+	full(Case{Name: inFlight(1), Lane: "keos", Sizes: Sizes{Batch: 10_000, InFlight: 1}, Args: every(usual)})
+	streams := full(Case{Name: peerStreams + ", 100 ms", Peer: peerStreams, Args: every(usual)})
+	streams10ms := full(Case{Name: peerStreams + ", 10 ms", Peer: peerStreams, Args: every(10 * time.Millisecond)})
+	confluent := full(Case{Name: peerConfluent, Peer: peerConfluent, Args: every(usual)})
+	sarama := full(Case{Name: peerSarama, Peer: peerSarama, Args: every(usual)})
+	full(Case{Name: peerSession, Peer: peerSession, Sizes: Sizes{Batch: 10_000}, Args: every(usual)})
 
 	goal := func(measure string, of, to []string, bound float64) {
 		p.Goals = append(p.Goals, results.Goal{Measure: measure, Metric: results.EventsPerSecond, Of: of, To: to, Bound: bound})
@@ -118,7 +124,7 @@ func at(rate int, name string) string { return fmt.Sprintf("%s, %d/s", name, rat
 const costRate = 10_000
 
 func latency() Part {
-	p := Part{Name: "latency", Says: "Kafka to Kafka at a fixed rate, from creation to a read_committed reader"}
+	p := Part{Name: "latency", Says: "Kafka to Kafka at a fixed rate, from creation to a read_committed reader", Metric: results.P99}
 	for _, rate := range []int{1_000, costRate, 50_000} {
 		run := func(c Case) string {
 			c.Name, c.Rate, c.Events = at(rate, c.Name), rate, EventsAt(rate, ofRate)
@@ -127,8 +133,8 @@ func latency() Part {
 		}
 		var one, pipelined, streams []string
 		for _, n := range []int{1, 2, 4} {
-			eager := run(Case{Name: inFlight(n) + ", eager", Lane: "keos", Sizes: Sizes{InFlight: n}, Eager: true})
-			soon := run(Case{Name: inFlight(n) + ", 5 ms", Lane: "keos", Sizes: Sizes{InFlight: n}, Interval: 5 * time.Millisecond})
+			eager := run(Case{Name: inFlight(n) + ", eager", Lane: "keos", Sizes: Sizes{InFlight: n}, Args: every(0)})
+			soon := run(Case{Name: inFlight(n) + ", 5 ms", Lane: "keos", Sizes: Sizes{InFlight: n}, Args: every(5 * time.Millisecond)})
 			if n == 1 {
 				one = append(one, eager, soon)
 			} else {
@@ -136,14 +142,15 @@ func latency() Part {
 			}
 		}
 		for _, ms := range []int{10, 30, 100} {
-			streams = append(streams, run(Case{Name: fmt.Sprintf("%s, %d ms", peerStreams, ms), Peer: peerStreams, Interval: time.Duration(ms) * time.Millisecond}))
+			streams = append(streams, run(Case{Name: fmt.Sprintf("%s, %d ms", peerStreams, ms), Peer: peerStreams, Args: append(every(time.Duration(ms)*time.Millisecond), "--profile=latency")}))
 		}
 		if rate == costRate {
-			run(Case{Name: "at-least-once", Lane: "kalo", Eager: true})
-			run(Case{Name: "idempotent", Lane: "kidem", Eager: true})
-			run(Case{Name: peerConfluent, Peer: peerConfluent, Interval: interval})
-			run(Case{Name: peerSarama, Peer: peerSarama, Interval: interval})
-			run(Case{Name: peerSession, Peer: peerSession, Interval: interval})
+			soon := every(5 * time.Millisecond)
+			run(Case{Name: "at-least-once", Lane: "kalo", Args: soon})
+			run(Case{Name: "idempotent", Lane: "kidem", Args: soon})
+			run(Case{Name: peerConfluent, Peer: peerConfluent, Args: append([]string{"--linger=0s"}, soon...)})
+			run(Case{Name: peerSarama, Peer: peerSarama, Args: append([]string{"--linger=0s"}, soon...)})
+			run(Case{Name: peerSession, Peer: peerSession, Args: soon})
 		}
 		if rate > costRate {
 			continue
@@ -160,7 +167,7 @@ func latency() Part {
 const hashKeys = "--event-key=hash"
 
 func inbox() Part {
-	p := Part{Name: "inbox", Says: "Kafka to Postgres at full speed"}
+	p := Part{Name: "inbox", Says: "Kafka to Postgres at full speed", Metric: results.EventsPerSecond}
 	full := func(events int, c Case) string {
 		c.Events = events
 		p.Cases = append(p.Cases, c)
@@ -186,7 +193,7 @@ func inbox() Part {
 	}
 	one := []string{
 		full(few, Case{Name: "inbox, 1 × 1", Lane: "inbox", Sizes: Sizes{Batch: 1}, Args: []string{hashKeys}}),
-		full(few, Case{Name: peerOneByOne, Peer: peerOneByOne}),
+		full(few, Case{Name: peerPlain, Peer: peerPlain}),
 	}
 	watermill := full(few, Case{Name: peerWatermill, Peer: peerWatermill})
 
@@ -203,7 +210,7 @@ func inbox() Part {
 }
 
 func inboxLatency() Part {
-	p := Part{Name: "inbox-latency", Says: "Kafka to Postgres at a fixed rate, from creation to the commit"}
+	p := Part{Name: "inbox-latency", Says: "Kafka to Postgres at a fixed rate, from creation to the commit", Metric: results.P99}
 	for _, rate := range []int{1_000, costRate} {
 		for _, c := range []Case{
 			{Name: "none", Lane: "none"},
@@ -221,7 +228,7 @@ func inboxLatency() Part {
 }
 
 func asyncCommit() Part {
-	p := Part{Name: "async-commit", Says: "one event a transaction, Kafka to Postgres"}
+	p := Part{Name: "async-commit", Says: "one event a transaction, Kafka to Postgres", Metric: results.EventsPerSecond}
 	for _, short := range []string{"inbox", "async", "gated"} {
 		p.Cases = append(p.Cases, Case{Name: short, Lane: short, Sizes: Sizes{Batch: 1}, Args: []string{hashKeys}, Events: 10_000})
 	}
@@ -236,7 +243,7 @@ func asyncCommit() Part {
 
 // lanes is every lane at every size: for looking things up, and without goals.
 func lanes() Part {
-	p := Part{Name: "lanes", Says: "every lane at every size, at full speed"}
+	p := Part{Name: "lanes", Says: "every lane at every size, at full speed", Once: true}
 	for _, point := range Grid(false) {
 		p.Cases = append(p.Cases, Case{Name: point.Name(), Lane: point.Lane.Short, Sizes: point.Sizes, Events: point.Events()})
 	}
