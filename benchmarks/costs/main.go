@@ -2,14 +2,14 @@
 // and the tables of costs in another page, between its lines <!-- costs:begin --> and
 // <!-- costs:end -->.
 //
-//	go run ./benchmarks/costs docs/benchmarks --page README.md
+//	go run ./benchmarks/costs write docs/benchmarks --page README.md
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -19,20 +19,72 @@ import (
 )
 
 func main() {
+	root := &cobra.Command{Use: "costs", Short: "Make pages of what was measured"}
+	root.AddCommand(writeCommand(), importCommand())
+	os.Exit(cli.Run(root, os.Args[1:]))
+}
+
+func writeCommand() *cobra.Command {
 	var page string
 	cmd := &cobra.Command{
-		Use:   "costs DIR",
+		Use:   "write DIR",
 		Short: "Write what was measured into DIR/README.md, and what guarantees cost into another page",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return cli.Usage(errors.New("name one folder of results"))
-			}
-			return nil
-		},
-		RunE: func(_ *cobra.Command, args []string) error { return write(args[0], page) },
+		Args:  exactly(1),
+		RunE:  func(_ *cobra.Command, args []string) error { return write(args[0], page) },
 	}
 	cmd.Flags().StringVar(&page, "page", "", "write the tables of costs into this Markdown page, between its lines <!-- costs:begin --> and <!-- costs:end -->")
-	os.Exit(cli.Run(cmd, os.Args[1:]))
+	return cmd
+}
+
+func importCommand() *cobra.Command {
+	r := suite.Runner{Scale: 1}
+	cmd := &cobra.Command{
+		Use:   "import PART FILE DIR",
+		Short: "Take the output of go test -bench over as the runs of a part; KAFKA_BROKERS and DATABASE_URL are what it ran on",
+		Args:  exactly(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Brokers, r.DatabaseURL = strings.Split(os.Getenv("KAFKA_BROKERS"), ","), os.Getenv("DATABASE_URL")
+			r.Dir = args[2]
+			environment, err := r.Environment(cmd.Context(), os.Getenv("BENCHMARK_COMMAND"))
+			if err != nil {
+				return err
+			}
+			if err := suite.KeepEnvironment(r.Dir, args[0], environment); err != nil {
+				return err
+			}
+			return take(args[0], args[1], r.Dir)
+		},
+	}
+	cmd.Flags().IntVar(&r.Rounds, "rounds", results.MinRounds, "how often each benchmark was run")
+	return cmd
+}
+
+func exactly(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != n {
+			return cli.Usage(fmt.Errorf("%d arguments are needed, there are %d", n, len(args)))
+		}
+		return nil
+	}
+}
+
+// take replaces the runs of a part by those in the output of go test -bench.
+func take(part, file, dir string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	taken, err := results.FromGo(f, part)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	path := filepath.Join(dir, suite.RunsFile)
+	runs, err := results.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return results.WriteFile(path, append(results.Without(runs, part), taken...))
 }
 
 func write(dir, page string) error {

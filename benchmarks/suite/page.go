@@ -66,7 +66,7 @@ func Page(runs []results.Run, environments map[string]Environment) string {
 	var b strings.Builder
 	section := func(title, text string) { fmt.Fprintf(&b, "\n## %s\n\n%s\n", title, text) }
 	b.WriteString("# What was measured\n\n")
-	fmt.Fprintf(&b, "Written by `go run ./benchmarks/costs docs/benchmarks` from [%s](%s), which has a line for each run. `benchmarks/run.sh` measures it all again, and `benchmarks/run.sh PART` one part.\n\n", RunsFile, RunsFile)
+	fmt.Fprintf(&b, "Written by `go run ./benchmarks/costs write docs/benchmarks` from [%s](%s), which has a line for each run. `benchmarks/run.sh` measures it all again, and `benchmarks/run.sh PART` one part.\n\n", RunsFile, RunsFile)
 	fmt.Fprintf(&b, "Cases of a part are run in turns, round by round, and only runs of one round are compared. Warm-up is in no figure: each case is run once with a tenth of the events before the first round, and of each run the first fifth of the events is left out. Everything ran on one machine, brokers and Postgres included. What a contender left behind was audited; a run that lost or duplicated anything counts for nothing, and is told.\n")
 	section("Goals", results.GoalsMarkdown(Goals(), runs))
 	section("What a guarantee costs", CostsMarkdown(runs))

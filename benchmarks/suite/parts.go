@@ -56,7 +56,7 @@ const usual = 100 * time.Millisecond
 // Parts returns the whole set.
 func Parts() []Part {
 	return []Part{
-		smallTransactions(), throughput(), latency(), inbox(), inboxLatency(), asyncCommit(), lanes(),
+		smallTransactions(), throughput(), latency(), inbox(), inboxLatency(), asyncCommit(), growth(), peers(), lanes(),
 	}
 }
 
@@ -239,6 +239,37 @@ func asyncCommit() Part {
 		Bound: 4,
 	}}
 	return p.named()
+}
+
+// growth is measured by BenchmarkGrowth, which fills the inbox, and its cases are called
+// after that: it has none of its own.
+func growth() Part {
+	p := Part{Name: "growth", Says: "the inbox with ever more rows in it", Metric: results.EventsPerSecond}
+	of := func(ids string, rows int) []string { return []string{fmt.Sprintf("ids=%s/rows=%d", ids, rows)} }
+	for _, g := range []struct {
+		ids   string
+		bound float64
+	}{{"time-ordered", 0.9}, {"random", 0.6}} {
+		p.Goals = append(p.Goals, results.Goal{
+			Measure: fmt.Sprintf("inbox throughput at 10⁷ rows against 10⁵, %s ids", g.ids),
+			Metric:  results.EventsPerSecond,
+			Of:      of(g.ids, 10_000_000), To: of(g.ids, 100_000),
+			Bound: g.bound,
+		})
+	}
+	return p.named()
+}
+
+// peers has each do its work once.
+func peers() Part {
+	p := Part{Name: "peers", Says: "every peer once", Once: true}
+	for _, peer := range []string{peerStreams, peerConfluent, peerSarama, peerSession} {
+		p.Cases = append(p.Cases, Case{Name: peer, Peer: peer, Args: every(usual), Events: 200_000})
+	}
+	for _, peer := range []string{peerPlain, peerWatermill} {
+		p.Cases = append(p.Cases, Case{Name: peer, Peer: peer, Events: 5_000})
+	}
+	return p
 }
 
 // lanes is every lane at every size: for looking things up, and without goals.
