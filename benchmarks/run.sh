@@ -51,6 +51,8 @@ trap 'exit 143' TERM
 
 export BENCHMARK_COMMAND="benchmarks/run.sh${*:+ $*}"
 if [ "$runs" != 5 ]; then BENCHMARK_COMMAND="RUNS=$runs $BENCHMARK_COMMAND"; fi
+version=$(sed -n 's:.*<kafka.version>\(.*\)</kafka.version>.*:\1:p' compose/kafka/pom.xml)
+export BENCHMARK_KAFKA="Apache Kafka $version" # which a broker does not tell
 (cd benchmarks/peers && go build -o "$scratch/peers" . && go build -o "$scratch/plots" ./plots)
 go build -o "$scratch/costs" ./benchmarks/costs
 compose/local up >/dev/null
@@ -65,7 +67,7 @@ fi
 if [ -n "$growth" ]; then
   go test -c -o "$scratch/benchmarks" ./benchmarks
   for _ in $(seq "$runs"); do # one after the other, so that each round has all of them
-    (cd benchmarks && "$scratch/benchmarks" -test.run '^$' -test.bench 'Growth' -test.timeout 0) | tee -a "$scratch/growth.txt"
+    (cd benchmarks && INBOX_10M=1 "$scratch/benchmarks" -test.run '^$' -test.bench 'InboxGrowth' -test.timeout 0) | tee -a "$scratch/growth.txt"
   done
   "$scratch/costs" import growth "$scratch/growth.txt" "$dir" --rounds "$runs"
 fi

@@ -37,7 +37,7 @@ func writeCommand() *cobra.Command {
 }
 
 func importCommand() *cobra.Command {
-	r := suite.Runner{Scale: 1}
+	r := suite.Runner{Scale: 1, Kafka: os.Getenv("BENCHMARK_KAFKA")}
 	cmd := &cobra.Command{
 		Use:   "import PART FILE DIR",
 		Short: "Take the output of go test -bench over as the runs of a part; KAFKA_BROKERS and DATABASE_URL are what it ran on",

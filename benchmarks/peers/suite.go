@@ -21,7 +21,7 @@ import (
 // suiteCommand measures parts of the whole set, this project's lanes and the peers in
 // turns. benchmarks/run.sh starts it.
 func suiteCommand() *cobra.Command {
-	r := suite.Runner{DatabaseURL: os.Getenv("DATABASE_URL"), Brokers: brokers(), Log: os.Stderr}
+	r := suite.Runner{DatabaseURL: os.Getenv("DATABASE_URL"), Brokers: brokers(), Kafka: os.Getenv("BENCHMARK_KAFKA"), Log: os.Stderr}
 	var says strings.Builder
 	for _, p := range suite.Parts() {
 		fmt.Fprintf(&says, "  %-20s %s\n", p.Name, p.Says)

@@ -7,7 +7,12 @@ import (
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
 )
+
+// english writes 20000 as 20,000.
+var english = message.NewPrinter(language.English)
 
 // At is where runs are.
 type At struct{ Part, Case string }
@@ -63,7 +68,7 @@ func (c Costs) Markdown(runs []Run) string {
 			case v.Rounds == 0:
 				row = append(row, "–")
 			default:
-				row, measured = append(row, fmt.Sprintf(format, v.Median)), true
+				row, measured = append(row, english.Sprintf(format, v.Median)), true
 			}
 		}
 		if measured {
@@ -100,7 +105,7 @@ func (g Goal) value(v float64) string {
 	if len(g.To) > 0 {
 		return fmt.Sprintf("%.3g", v)
 	}
-	return fmt.Sprintf(g.Metric.Format, v)
+	return english.Sprintf(g.Metric.Format, v)
 }
 
 func (v Verdict) measured() string {

@@ -57,6 +57,7 @@ func (r Runner) Environment(ctx context.Context, command string) (Environment, e
 	if e.Kafka, err = endpoint.Kafka(ctx, r.Brokers); err != nil {
 		return e, err
 	}
+	e.Kafka = cmp.Or(r.Kafka, e.Kafka)
 	if e.Postgres, err = endpoint.Postgres(ctx, r.DatabaseURL); err != nil {
 		return e, err
 	}

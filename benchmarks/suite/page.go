@@ -33,12 +33,12 @@ func Costs() []results.Costs {
 			{Says: "franz-go's GroupTransactSession", Full: full(peerSession), AtARate: late(peerSession)},
 		}},
 		{Title: "Kafka to Postgres", Lines: []results.Cost{
-			{Says: "at least once", Full: work("none, 1 × 1000"), AtARate: done("none")},
-			{Says: "inbox", Full: work("inbox, 1 × 1000"), AtARate: done("inbox")},
+			{Says: "at least once", Full: work("none, 1 worker, 1000 events"), AtARate: done("none")},
+			{Says: "inbox", Full: work("inbox, 1 worker, 1000 events"), AtARate: done("inbox")},
 			{Says: "offsets in Postgres", Full: work("offsets"), AtARate: done("offsets")},
 			{Says: "inbox + offsets", Full: work("both"), AtARate: done("both")},
 			{Says: "inbox on a share group", Full: work("share"), AtARate: done("share")},
-			{Says: "inbox, one event a transaction", Full: work("inbox, 1 × 1")},
+			{Says: "inbox, one event a transaction", Full: work("inbox, 1 worker, 1 event")},
 			{Says: "a plain inbox, one event a transaction", Full: work(peerPlain)},
 			{Says: "Watermill with its deduplicator", Full: work(peerWatermill)},
 		}},
@@ -107,14 +107,14 @@ func (p Part) markdown(runs []results.Run, environments map[string]Environment) 
 				row = append(row, "–")
 				continue
 			}
-			row = append(row, fmt.Sprintf(f.format, v.Median))
+			row = append(row, english.Sprintf(f.format, v.Median))
 		}
 		t.AppendRow(append(row, audits(runs, p.Name, r.Case)))
 	}
 	if t.Length() == 0 {
 		return ""
 	}
-	text := p.Says + ", medians.\n\n" + t.RenderMarkdown()
+	text := "Medians of: " + p.Says + ".\n\n" + t.RenderMarkdown()
 	if !p.Once {
 		text = fmt.Sprintf("![%s](%s)\n\n", p.Says, PlotFile(p)) + text
 	}

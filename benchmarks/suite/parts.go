@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/delivered-twice/delivered-twice/benchmarks/results"
+	"github.com/delivered-twice/delivered-twice/internal/pginbox"
 )
 
 // Case is one contender of a part, at its settings: a lane of the catalogue, or a peer.
@@ -178,21 +179,34 @@ func inbox() Part {
 		few  = 5_000 // one by one
 	)
 	var none, inbox, two, warehouse []string
-	for _, s := range []Sizes{{Batch: 1_000, Instances: 1}, {Batch: 5_000, Instances: 1}, {Batch: 1_000, Instances: 2}, {Batch: 5_000, Instances: 2}, {Batch: 10_000, Instances: 2}} {
-		of := fmt.Sprintf(", %d × %d", s.Instances, s.Batch)
-		none = append(none, full(many, Case{Name: "none" + of, Lane: "none", Sizes: s}))
-		name := full(many, Case{Name: "inbox" + of, Lane: "inbox", Sizes: s, Args: []string{hashKeys}})
-		inbox = append(inbox, name)
-		if s.Instances == 2 {
-			two = append(two, name)
-			warehouse = append(warehouse, full(many, Case{Name: "inbox, warehouse" + of, Lane: "inbox", Sizes: s, Args: []string{hashKeys, "--handlers=warehouse"}}))
+	for _, w := range []struct {
+		workers int
+		says    string
+		sizes   Sizes
+		args    []string
+	}{
+		{1, "1 worker", Sizes{Instances: 1}, nil},
+		{2, "2 workers", Sizes{Instances: 1}, []string{"--workers=2"}},
+		{2, "2 processes", Sizes{Instances: 2}, nil},
+	} {
+		for _, batch := range []int{1_000, 5_000} {
+			w.sizes.Batch = batch
+			of := fmt.Sprintf(", %s, %d events", w.says, batch)
+			none = append(none, full(many, Case{Name: "none" + of, Lane: "none", Sizes: w.sizes, Args: w.args}))
+			hashed := append([]string{hashKeys}, w.args...)
+			name := full(many, Case{Name: "inbox" + of, Lane: "inbox", Sizes: w.sizes, Args: hashed})
+			inbox = append(inbox, name)
+			if w.workers == 2 {
+				two = append(two, name)
+				warehouse = append(warehouse, full(many, Case{Name: "inbox, warehouse" + of, Lane: "inbox", Sizes: w.sizes, Args: append(hashed, "--handlers=warehouse")}))
+			}
 		}
 	}
 	for _, short := range []string{"offsets", "both", "share"} {
 		full(many, Case{Name: short, Lane: short, Sizes: Sizes{Batch: 1_000}})
 	}
 	one := []string{
-		full(few, Case{Name: "inbox, 1 × 1", Lane: "inbox", Sizes: Sizes{Batch: 1}, Args: []string{hashKeys}}),
+		full(few, Case{Name: "inbox, 1 worker, 1 event", Lane: "inbox", Sizes: Sizes{Batch: 1}, Args: []string{hashKeys}}),
 		full(few, Case{Name: peerPlain, Peer: peerPlain}),
 	}
 	watermill := full(few, Case{Name: peerWatermill, Peer: peerWatermill})
@@ -241,19 +255,27 @@ func asyncCommit() Part {
 	return p.named()
 }
 
-// growth is measured by BenchmarkGrowth, which fills the inbox, and its cases are called
+// growth is measured by BenchmarkInboxGrowth, which fills the inbox, and its cases are called
 // after that: it has none of its own.
 func growth() Part {
 	p := Part{Name: "growth", Says: "the inbox with ever more rows in it", Metric: results.EventsPerSecond}
-	of := func(ids string, rows int) []string { return []string{fmt.Sprintf("ids=%s/rows=%d", ids, rows)} }
+	of := func(keys pginbox.Keys, ids string, rows int) []string {
+		return []string{fmt.Sprintf("keys=%s/ids=%s/rows=%d", keys, ids, rows)}
+	}
 	for _, g := range []struct {
+		keys  pginbox.Keys
 		ids   string
+		says  string
 		bound float64
-	}{{"time-ordered", 0.9}, {"random", 0.6}} {
+	}{
+		{pginbox.TextKeys, "time", "time-ordered ids", 0.9},
+		{pginbox.TextKeys, "random", "random ids", 0.6},
+		{pginbox.HashKeys, "random", "random ids, hashed", 0.6},
+	} {
 		p.Goals = append(p.Goals, results.Goal{
-			Measure: fmt.Sprintf("inbox throughput at 10⁷ rows against 10⁵, %s ids", g.ids),
+			Measure: fmt.Sprintf("inbox throughput at 10⁷ rows against 10⁵, %s", g.says),
 			Metric:  results.EventsPerSecond,
-			Of:      of(g.ids, 10_000_000), To: of(g.ids, 100_000),
+			Of:      of(g.keys, g.ids, 10_000_000), To: of(g.keys, g.ids, 100_000),
 			Bound: g.bound,
 		})
 	}

@@ -24,6 +24,8 @@ type Runner struct {
 	// Brokers and DatabaseURL are the services that are measured on.
 	Brokers     []string
 	DatabaseURL string
+	// Kafka names the broker and its version; "": they are guessed from its API versions.
+	Kafka string
 	// Peer returns a peer with more arguments.
 	Peer func(ctx context.Context, name string, args []string) (contest.Contender, error)
 	// Rounds is how often each case is run.
