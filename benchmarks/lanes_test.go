@@ -74,7 +74,7 @@ func BenchmarkRate(b *testing.B) {
 					continue
 				}
 				b.Run(fmt.Sprintf("lane=%s/rate=%d/in-flight=%d", short, rate, inFlight), func(b *testing.B) {
-					measure(b, l, suite.Sizes{InFlight: inFlight}, rate, suite.EventsAt(rate, 3*time.Second), suite.Latency(l)...)
+					measure(b, l, suite.Sizes{InFlight: inFlight}, rate, suite.EventsAt(rate, 2*time.Second), suite.Latency(l)...)
 				})
 			}
 		}

@@ -131,12 +131,7 @@ type Audit struct {
 	Reordered int
 	// Unexpected are effects of no event that was sent.
 	Unexpected int
-
-	found int // effects of events that were sent
 }
-
-// effects is how many were found.
-func (a Audit) effects() int { return a.found + a.Unexpected }
 
 // Clean says that everything is there once and in order.
 func (a Audit) Clean() bool { return a.Once == a.Expected && a.Reordered == 0 && a.Unexpected == 0 }

@@ -111,7 +111,6 @@ func (l *ledger) add(id string) (number int32, first bool) {
 		l.audit.Unexpected++
 		return 0, false
 	}
-	l.audit.found++
 	if first = l.found[number] == 0; first {
 		key, sequence := l.keys[number], l.sequences[number]
 		if sequence < l.latest[key] {

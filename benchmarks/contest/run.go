@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"regexp"
+	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -216,7 +219,7 @@ func (r *race) start(environment []string) error {
 	return nil
 }
 
-// watch keeps looking until so many events are done.
+// watch keeps looking until so many events are done, and then once more.
 func (r *race) watch(ctx context.Context, events int) error {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
@@ -227,19 +230,11 @@ func (r *race) watch(ctx context.Context, events int) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		m, err := r.scope.look(ctx)
+		m, err := r.sample(ctx)
+		if err == nil {
+			err = r.members.ended()
+		}
 		if err != nil {
-			return err
-		}
-		if len(r.samples) == 0 || m.effects != r.samples[len(r.samples)-1].effects {
-			r.lastNew = m.at
-		}
-		s := sample{mark: m, cpu: r.members.cpu()}
-		if r.proxy != nil {
-			s.requests = r.proxy.Requests()
-		}
-		r.samples = append(r.samples, s)
-		if err := r.members.ended(); err != nil {
 			return err
 		}
 		if m.at.Sub(asked) < askEvery {
@@ -247,13 +242,34 @@ func (r *race) watch(ctx context.Context, events int) error {
 		}
 		asked = m.at
 		done, err := r.done(ctx, m, events)
-		if done || err != nil {
+		if err != nil {
+			return err
+		}
+		if done {
+			_, err := r.sample(ctx) // the last may have come after that look
 			return err
 		}
 		if idle := m.at.Sub(r.lastNew); idle > r.Patience {
 			return fmt.Errorf("nothing has come of the events for %v; its last words:\n%s", idle.Round(time.Second), r.members[0].lastWords())
 		}
 	}
+}
+
+// sample looks, and keeps what it sees.
+func (r *race) sample(ctx context.Context) (mark, error) {
+	m, err := r.scope.look(ctx)
+	if err != nil {
+		return m, err
+	}
+	if len(r.samples) == 0 || m.effects != r.samples[len(r.samples)-1].effects {
+		r.lastNew = m.at
+	}
+	s := sample{mark: m, cpu: r.members.cpu()}
+	if r.proxy != nil {
+		s.requests = r.proxy.Requests()
+	}
+	r.samples = append(r.samples, s)
+	return m, nil
 }
 
 // done reports whether the contender has acknowledged so many events, or their
@@ -269,8 +285,10 @@ func (r *race) done(ctx context.Context, m mark, events int) (bool, error) {
 // acknowledged is how many records of the input the group has committed.
 func (r *race) acknowledged(ctx context.Context) (n int64, err error) {
 	committed, err := r.admin.FetchOffsetsForTopics(ctx, r.Group, r.Input)
-	if errors.Is(err, kerr.GroupIDNotFound) {
-		return 0, nil // nobody has joined it, or it is a share group
+	if kerr.IsRetriable(err) || errors.Is(err, kerr.GroupIDNotFound) {
+		// A cluster's first group waits for the coordinator's own topic, and a group is
+		// not there before its first member.
+		return 0, nil
 	}
 	if err != nil {
 		return 0, fmt.Errorf("look up the offsets of group %s: %w", r.Group, err)
@@ -289,32 +307,33 @@ func (r *race) figures(ctx context.Context) (f Figures, err error) {
 		return f, err
 	}
 	f.Audit = r.ledger.result()
-	all := f.Audit.effects()
 	warm := int(WarmUp * float64(r.Events))
-	from, to := -1, -1
-	for i, s := range r.samples {
-		n := r.scope.visible(s.mark)
-		if from < 0 && n >= warm {
-			from = i
-		}
-		if to < 0 && n >= all {
-			to = i
-		}
+	// The first samples that show the end of the warm-up, and everything.
+	showing := func(n int) int {
+		return sort.Search(len(r.samples)-1, func(i int) bool { return r.scope.visible(r.samples[i].mark) >= n })
 	}
-	if from < 0 || to <= from {
+	last := r.samples[showing(r.scope.visible(r.samples[len(r.samples)-1].mark))]
+	first := r.samples[showing(warm)]
+	n := float64(r.scope.visible(last.mark) - r.scope.visible(first.mark))
+	if n == 0 {
 		return f, fmt.Errorf("%d events were done too fast, or too few of them, to measure (%v): give it more", r.Events, f.Audit)
 	}
-	first, last := r.samples[from], r.samples[to]
-	n := float64(r.scope.visible(last.mark) - r.scope.visible(first.mark))
 	f.EventsPerSecond = n / last.at.Sub(first.at).Seconds()
 	f.CPUSecondsPerMillion = (last.cpu - first.cpu) / n * 1e6
 	f.WALBytesPerRecord = float64(last.wal-first.wal) / n
 	f.RequestsPerRecord = float64(last.requests-first.requests) / n
-	f.Settings = append([]string{"command=" + strings.Join(r.members[0].cmd.Args, " ")}, r.members[0].settings...)
+	f.Settings = append([]string{"command=" + r.commandLine()}, r.members[0].settings...)
 	if r.Rate > 0 {
 		f.Latency, err = r.latency(warm)
 	}
 	return f, err
+}
+
+// commandLine is that of the first instance, without what is another one each time.
+func (r *race) commandLine() string {
+	args := slices.Clone(r.members[0].cmd.Args)
+	args[0] = filepath.Base(args[0])
+	return strings.NewReplacer(r.Input, "INPUT", r.Output, "OUTPUT", r.Group, "GROUP").Replace(strings.Join(args, " "))
 }
 
 // latency is that of the events after the warm-up, in microseconds.

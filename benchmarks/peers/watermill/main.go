@@ -30,7 +30,7 @@ func main() {
 		peer.Setting("Consumer.Fetch.Default", c.Consumer.Fetch.Default)
 		peer.Setting("Consumer.MaxWaitTime", c.Consumer.MaxWaitTime)
 		peer.Setting("ChannelBufferSize", c.ChannelBufferSize)
-		peer.Setting("NackResendSleep", kafka.NoSleep)
+		peer.Setting("NackResendSleep", "none")
 	}, run)
 }
 
