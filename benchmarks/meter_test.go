@@ -2,6 +2,7 @@ package benchmarks_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"sync"
 	"testing"
@@ -10,16 +11,26 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/delivered-twice/delivered-twice/benchmarks/suite"
 	"github.com/delivered-twice/delivered-twice/internal/order"
+	"github.com/delivered-twice/delivered-twice/internal/process"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox/sandboxtest"
 )
 
-func TestMain(m *testing.M) { sandboxtest.Main(m) }
+func TestMain(m *testing.M) {
+	suite.Register()
+	process.Init() // first: the flags of a child are its own
+	flag.Parse()
+	if !*all {
+		batches = []int{10, 1_000}
+	}
+	sandboxtest.Main(m)
+}
 
 const partitions = 4
 
-// batches are how many events are committed together.
-var batches = []int{1, 10, 100, 1_000, 10_000}
+// batches are how many events are committed together; without -all it is only some of them.
+var batches = suite.Batches()
 
 var once sync.Once
 

@@ -136,17 +136,24 @@ func requested(r *kgo.Record) (orderID string, sequence int64) {
 // CommittedRecords counts what a read_committed reader sees in a topic, such as
 // the dead letters. It waits for open transactions as [Topic] does.
 func CommittedRecords(ctx context.Context, topic string, opts ...kgo.Opt) (int, error) {
+	n := 0
+	err := EachCommitted(ctx, topic, func(*kgo.Record) { n++ }, opts...)
+	return n, err
+}
+
+// EachCommitted calls found for every record that a read_committed reader sees in a
+// topic, those of one partition in the order of their offsets. It waits for open
+// transactions as [Topic] does. What found gets is valid until it returns.
+func EachCommitted(ctx context.Context, topic string, found func(*kgo.Record), opts ...kgo.Opt) error {
 	ends, err := settle(ctx, topic, opts)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	n := 0
-	err = read(ctx, topic, ends, kgo.ReadCommitted(), opts, func(r *kgo.Record) {
+	return read(ctx, topic, ends, kgo.ReadCommitted(), opts, func(r *kgo.Record) {
 		if !r.Attrs.IsControl() {
-			n++
+			found(r)
 		}
 	})
-	return n, err
 }
 
 // record is a data record on its way to become an effect.

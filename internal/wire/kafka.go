@@ -126,6 +126,7 @@ func (k *kafka) forwardRequest() error {
 		k.proxy.fail(err)
 		return err
 	}
+	k.proxy.requests.Add(1)
 	kind, answered := k.kindOf(h, size)
 	d := k.count(kind, answered)
 	if err := d.at(BeforeForward, s); err != nil {

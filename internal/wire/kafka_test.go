@@ -421,6 +421,21 @@ func TestBrokerAwayAndBack(t *testing.T) {
 	require.NoError(t, client.ProduceSync(within(t), kgo.StringRecord("x")).FirstErr())
 }
 
+func TestRequestsAreCounted(t *testing.T) {
+	proxy := kafkaProxy(t)
+	require.Zero(t, proxy.Requests())
+	client := through(t, proxy)
+	for range 2 { // on a connection to the seed, and on one to the broker that it names
+		require.NoError(t, client.Ping(within(t)))
+	}
+	before := proxy.Requests()
+	require.Positive(t, before)
+	for range 3 {
+		require.NoError(t, client.Ping(within(t)))
+	}
+	require.EqualValues(t, before+3, proxy.Requests())
+}
+
 func TestAddressesThatAreNone(t *testing.T) {
 	for _, address := range []string{"", "localhost", ":9092", "127.0.0.1:kafka", "127.0.0.1:70000"} {
 		_, err := wire.Kafka([]string{address})

@@ -30,6 +30,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -56,6 +57,8 @@ type Proxy struct {
 	listeners map[string]net.Listener // by the server's address
 	failure   error
 	armed     []*armed
+
+	requests atomic.Int64
 }
 
 func newProxy(servers []string, kinds []Kind, speak func(*conn)) (*Proxy, error) {
@@ -91,6 +94,10 @@ func checkAddress(address string) error {
 // Addrs are the addresses (host:port) to give to clients: for Kafka one for each
 // seed, in the same order, for PostgreSQL one.
 func (p *Proxy) Addrs() []string { return append([]string(nil), p.seeds...) }
+
+// Requests is how many requests Kafka's clients have sent through the proxy, of every
+// kind; for PostgreSQL it is 0.
+func (p *Proxy) Requests() int64 { return p.requests.Load() }
 
 // Close cuts all connections, stops listening, and returns when every goroutine of
 // the proxy has ended, so it waits for a [Trigger].Do that is running, and must not
