@@ -83,7 +83,7 @@ func benchmarkInbox(b *testing.B, c inboxCase, more ...func(context.Context, pgx
 				Topics:     []string{input},
 				BatchSize:  c.batch,
 				Identify:   order.ID,
-				Process:    m.timed(c.process(b, pool, more)),
+				Process:    m.timed(c.deliver(b, pool, more)),
 			}
 			if c.commit == "flush" {
 				options.AcknowledgeAfterFlush = pool
@@ -116,9 +116,9 @@ func inboxOf(b *testing.B) *pgxpool.Pool {
 	return pool
 }
 
-type process func(context.Context, []pginbox.Event) error
+type deliver func(context.Context, []pginbox.Event) error
 
-func (c inboxCase) process(b *testing.B, pool *pgxpool.Pool, more []func(context.Context, pgx.Tx, []pginbox.Event) error) process {
+func (c inboxCase) deliver(b *testing.B, pool *pgxpool.Pool, more []func(context.Context, pgx.Tx, []pginbox.Event) error) deliver {
 	b.Helper()
 	work := insertWork
 	switch c.work {
@@ -199,7 +199,7 @@ func filledTo(b *testing.B, n, size int) string {
 
 // timed measures each batch from its arrival to its commit, by whatever members of a
 // group.
-func (m *meter) timed(do process) process {
+func (m *meter) timed(do deliver) deliver {
 	return func(ctx context.Context, events []pginbox.Event) error {
 		m.began()
 		arrived := time.Now()
