@@ -84,12 +84,13 @@ func TestWorkersKilled(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
 			args := []string{"--guard=" + guard, "--batch-size=25", "--workers=2"}
-			idle := b.start(cli.InboxPipelineName, nil, args...)
+			victim := b.start(cli.InboxPipelineName, []string{failpoint.Variable + "=committed:2:kill"}, args...)
 			b.awaitMembers(2)
-			idle.end()
-
 			expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
-			b.killed(cli.InboxPipelineName, "committed", args...)
+			require.Equal(t, sigkill, victim.wait(), victim.stderr.String())
+			successor := b.start(cli.InboxPipelineName, nil, args...)
+			b.awaitConsumed()
+			successor.end()
 			require.Equal(t, lane.Counts{Expected: 400, Once: 400}, b.auditTables(expected).Rows)
 		})
 	}

@@ -127,7 +127,8 @@ func (o ConsumerOptions) validate() error {
 var ErrFenced = errors.New("another process has joined as the same instance")
 
 // Consumer is a member of a Kafka consumer group that acknowledges records (commits
-// their offsets) once they are processed.
+// their offsets) once they are processed. Several can run in one process, each with an
+// InstanceID of its own.
 type Consumer struct{ options ConsumerOptions }
 
 // NewConsumer returns a consumer, or an error that says what is wrong with the

@@ -63,6 +63,48 @@ func TestTheSameIDTwiceInABatch(t *testing.T) {
 	}
 }
 
+// Batches that are fresh throughout are inserted in another way than those after one
+// that was not.
+func TestRedeliveriesFarApart(t *testing.T) {
+	for _, keys := range bothKeys {
+		t.Run(string(keys), func(t *testing.T) {
+			db := newDatabase(t)
+			var insertions []int // transactions begun for each batch
+			in := db.inbox(pginbox.Options{Keys: keys, Handlers: []pginbox.Handler{worker("warehouse")}, Hook: func(_ context.Context, p pginbox.Passage) error {
+				if p.Step == pginbox.Begun {
+					insertions[len(insertions)-1]++
+				}
+				return nil
+			}})
+			var all []string
+			process := func(batch ...string) {
+				insertions = append(insertions, 0)
+				require.NoError(t, in.Process(within(t), events(batch...)))
+				for _, id := range batch {
+					if !slices.Contains(all, id) {
+						all = append(all, id)
+					}
+				}
+			}
+			for i := range 60 {
+				id := fmt.Sprintf("evt_%02d", i)
+				if i%20 == 19 {
+					process("evt_00", id, all[len(all)-1])
+					process(all[len(all)-2:]...)
+				} else {
+					process(id)
+				}
+			}
+			require.Equal(t, all, db.done("warehouse"))
+			again := 0
+			for _, n := range insertions {
+				again += n - 1
+			}
+			require.Equal(t, 3, again, "only the first of two redeliveries that come together is tried twice")
+		})
+	}
+}
+
 // Two workers that take the same locks in different orders deadlock sooner or later,
 // and Postgres fails one of them after deadlock_timeout. Nothing of the kind may be
 // needed here.
