@@ -39,7 +39,6 @@ func run(ctx context.Context, w peer.Worker) error {
 		kgo.ConsumeTopics(w.Input),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
-		kgo.RequireStableFetchOffsets(),
 		kgo.ProducerLinger(linger),
 		kgo.DefaultProduceTopic(w.Output),
 		kgo.OnPartitionsAssigned(func(context.Context, *kgo.Client, map[string][]int32) { w.Ready() }),

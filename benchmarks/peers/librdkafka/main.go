@@ -25,7 +25,7 @@ var (
 
 func main() {
 	peer.Main(1, func(f *flag.FlagSet) {
-		f.DurationVar(&linger, "linger", 5*time.Millisecond, "linger.ms of the producer")
+		f.DurationVar(&linger, "linger", 50*time.Millisecond, "linger.ms of the producer; a commit does not wait for it")
 		f.StringVar(&compression, "compression", "none", "compression.type of the producer")
 	}, func(peer.Flags) {
 		for _, config := range []kafka.ConfigMap{consumerTuning(), producerTuning()} {

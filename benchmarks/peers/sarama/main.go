@@ -52,7 +52,9 @@ func config() *sarama.Config {
 	c.Producer.Return.Successes = false
 	c.Producer.Return.Errors = true
 	c.Producer.Flush.Frequency = linger
-	c.Producer.Flush.Bytes = 512 << 10
+	if linger > 0 {
+		c.Producer.Flush.Bytes = 512 << 10 // without a frequency, what is less would wait for more
+	}
 	c.Producer.Transaction.Timeout = 10 * time.Second
 	c.Net.MaxOpenRequests = 1 // sarama's idempotent producer takes no more
 	return c

@@ -84,7 +84,7 @@ func run(ctx context.Context, w peer.Worker) error {
 		Repository: repository{},
 	}
 	router.AddMiddleware(inTransaction(db), deduplicator.Middleware)
-	router.AddNoPublisherHandler("loyalty", w.Input, subscriber, func(m *message.Message) error {
+	router.AddConsumerHandler("loyalty", w.Input, subscriber, func(m *message.Message) error {
 		e, err := order.Decode(m.Payload)
 		if err != nil {
 			return err

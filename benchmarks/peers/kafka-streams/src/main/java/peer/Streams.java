@@ -1,6 +1,8 @@
 package peer;
 
+import java.io.File;
 import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
@@ -68,7 +70,8 @@ public final class Streams {
     config.put("client.id", flags.get("group") + "-" + flags.getOrDefault("instance", "0"));
     config.put("bootstrap.servers", System.getenv("KAFKA_BROKERS"));
     config.put("auto.offset.reset", "earliest");
-    config.put("state.dir", Files.createTempDirectory("kafka-streams").toString());
+    Path state = Files.createTempDirectory("kafka-streams");
+    config.put("state.dir", state.toString());
 
     StreamsBuilder builder = new StreamsBuilder();
     builder.stream(flags.get("input"), Consumed.with(Serdes.ByteArray(), Serdes.ByteArray()))
@@ -91,11 +94,22 @@ public final class Streams {
     Runtime.getRuntime().addShutdownHook(new Thread(() -> {
       boolean closed = streams.close(Duration.ofSeconds(20));
       System.out.flush();
+      remove(state.toFile());
       Runtime.getRuntime().halt(closed && !failed.get() ? 0 : 1);
     }));
     streams.start();
     ended.await();
     System.exit(1);
+  }
+
+  private static void remove(File file) {
+    File[] inside = file.listFiles();
+    if (inside != null) {
+      for (File f : inside) {
+        remove(f);
+      }
+    }
+    file.delete();
   }
 
   /** Reads a duration as Go writes it: 100ms, 1s. */
