@@ -13,13 +13,11 @@ import (
 
 	"github.com/delivered-twice/delivered-twice/benchmarks/suite"
 	"github.com/delivered-twice/delivered-twice/internal/order"
-	"github.com/delivered-twice/delivered-twice/internal/process"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox/sandboxtest"
 )
 
 func TestMain(m *testing.M) {
-	suite.Register()
-	process.Init() // first: the flags of a child are its own
+	suite.Init() // first: the flags of a child are its own
 	flag.Parse()
 	if !*all {
 		batches = []int{10, 1_000}

@@ -25,7 +25,6 @@ import (
 	"github.com/delivered-twice/delivered-twice/benchmarks/contest"
 	"github.com/delivered-twice/delivered-twice/benchmarks/suite"
 	"github.com/delivered-twice/delivered-twice/internal/endpoint"
-	"github.com/delivered-twice/delivered-twice/internal/process"
 	"github.com/delivered-twice/delivered-twice/internal/warehouse"
 )
 
@@ -33,8 +32,7 @@ import (
 var errUnclean = errors.New("not every event is there once and in order")
 
 func main() {
-	suite.Register()
-	process.Init()
+	suite.Init()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := &cobra.Command{Use: "peers", Short: "The same work through other software, measured and audited", SilenceErrors: true, SilenceUsage: true}

@@ -26,6 +26,12 @@ func Register() {
 	process.Register(cli.InboxPipelineName, cli.InboxPipeline)
 }
 
+// Init is [Register], and then process.Init, for a program with no other roles.
+func Init() {
+	Register()
+	process.Init()
+}
+
 // Sizes are what a contender may be told beside its command line. Zero is its own
 // default.
 type Sizes struct {
