@@ -67,23 +67,21 @@ var transactionTimeout = Fault{
 // transactionalID is the first one of the first member.
 func transactionalID(s *stage.Stage) string { return kafkatx.TransactionalID(s.Group, "0", 0) }
 
-// openID is a transactional id of the first member with an open transaction: the last one
-// that has records, where there are several.
+// openID is the transactional id of the first member's newest transaction that is open and
+// has records, and its first id where none is.
 func openID(ctx context.Context, s *stage.Stage) (open string, err error) {
 	ids := kafkatx.TransactionalIDs(s.Group, "0")
 	described, err := s.Admin.DescribeTransactions(ctx, ids...)
 	if err != nil {
 		return "", fmt.Errorf("look for an open transaction of group %s: %w", s.Group, err)
 	}
+	open = transactionalID(s)
 	var latest int64
 	for _, id := range ids {
 		d := described[id]
 		if _, produced := d.Topics[s.Output]; d.State == "Ongoing" && produced && d.StartTimestamp >= latest {
 			open, latest = id, d.StartTimestamp
 		}
-	}
-	if open == "" {
-		return "", fmt.Errorf("no transactional id of group %s has an open transaction", s.Group)
 	}
 	return open, nil
 }

@@ -245,6 +245,7 @@ var started = time.Now().UnixNano()
 		Fault: lane.ForeignTransactionalID,
 		Red:   showsNothing(lane.KafkaUncommitted),
 	},
+	recordsNotInOrder,
 	{
 		Name:  "producer_not_idempotent",
 		Wrong: "the idempotent producer isn't",
