@@ -80,7 +80,7 @@ func TestKafkaTransactionsInFlightKilledAtEveryStep(t *testing.T) {
 func TestWhereKafkaTransactionsStop(t *testing.T) {
 	b := newBench(t)
 	expected := b.publish(order.StreamOptions{Events: 400, Seed: 7})
-	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), farOff, "--max-transaction-records=100", "--touch=postgres")
+	b.killed(cli.EOSPipelineName, string(kafkatx.Produced), farOff, oneInFlight, "--max-transaction-records=100", "--touch=postgres")
 	found := b.auditTopic(expected)
 	require.Equal(t, lane.Counts{Expected: 400, Once: 400}, found.Committed)
 	n := found.Uncommitted.AbortedVisible

@@ -79,7 +79,7 @@ func TestPaymentsAPIRefuses(t *testing.T) {
 		{[]string{"--latency=-1s"}, "", "latency is -1s, must not be negative"},
 		{[]string{"--fail-rate=2"}, "", "fail rate is 2, must be from 0 to 1"},
 		{[]string{"--drop-response-rate=-0.1"}, "", "rate of dropped responses is -0.1, must be from 0 to 1"},
-		{[]string{"--latency"}, "", "flag needs an argument"},
+		{[]string{"--latency"}, "", "--latency needs a value: a time with its unit"},
 		{[]string{"shop"}, "", `unexpected argument "shop"`},
 		{nil, "DATABASE_URL=postgres://u:s3cret@127.0.0.1:1/db", "no answer from PostgreSQL at 127.0.0.1:1"},
 		{nil, "DATABASE_URL=postgres://u:1/s3cret@h/db", "the database address is not readable"},
