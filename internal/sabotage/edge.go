@@ -159,12 +159,12 @@ FROM (
 		Wrong: "the sender of a webhook that has come before gets a failure, and never hears that it is done",
 		File:  "internal/pginbox/insert.go",
 		Old: `
-		d.keep(keys)
+	d.keep(keys)
 `,
 		New: `
-		if len(keys) < len(d.pending) {
-			return errors.New("it is there already")
-		}
+	if len(keys) < len(d.pending) {
+		return errors.New("it is there already")
+	}
 `,
 		Lane:  "inbox behind a webhook",
 		Fault: lane.SenderRetries,

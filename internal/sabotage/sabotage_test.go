@@ -191,6 +191,8 @@ func TestCatalogue(t *testing.T) {
 		require.Regexp(t, `^[a-z_]+$`, s.Name)
 		require.False(t, names[s.Name], "two are named %s", s.Name)
 		names[s.Name] = true
+		_, err := s.Overlay(repository(t), t.TempDir())
+		require.NoError(t, err)
 		if s.Test != "" {
 			require.Empty(t, s.Lane+string(s.Fault)+string(s.Red.Scope)+s.Red.Failure, "%s is caught by a test", s.Name)
 			continue
