@@ -182,14 +182,22 @@ func TestTooLargeWithTransactionsInFlight(t *testing.T) {
 // share, at the cost of none of them.
 func TestRebalanceUnderLoad(t *testing.T) {
 	p := newPipe(t, 4)
-	p.send(0, 400)
+	var committed atomic.Int64 // by both
+	ahead := make(chan struct{}, 1)
 	sending, stop := context.WithCancel(t.Context())
 	sent := make(chan int, 1)
-	go func() { // faster than anybody consumes it
-		n := 400
+	go func() { // always ahead of both
+		n := 0
 		defer func() { sent <- n }()
 		for sending.Err() == nil {
-			records := make([]*kgo.Record, 40)
+			for int64(n) > committed.Load()+2000 {
+				select {
+				case <-ahead:
+				case <-sending.Done():
+					return
+				}
+			}
+			records := make([]*kgo.Record, 200)
 			for i := range records {
 				records[i] = &kgo.Record{Topic: p.input, Partition: int32((n + i) % 4), Value: fmt.Append(nil, n+i)}
 			}
@@ -199,27 +207,35 @@ func TestRebalanceUnderLoad(t *testing.T) {
 			n += len(records)
 		}
 	}()
-	c := p.config("a")
-	small(&c, 4)
-	a := start(t, c)
-	c = p.config("b")
-	small(&c, 4)
-	var byB atomic.Int64
-	c.Hook = func(_ context.Context, passage kafkatx.Passage) error {
-		if passage.Step == kafkatx.Committed {
-			byB.Add(int64(len(passage.Records)))
+	defer stop()
+	startAndAwait := func(instance string) *running {
+		c := p.config(instance)
+		small(&c, 4)
+		var own atomic.Int64
+		c.Hook = func(_ context.Context, passage kafkatx.Passage) error {
+			if passage.Step == kafkatx.Committed {
+				own.Add(int64(len(passage.Records)))
+				committed.Add(int64(len(passage.Records)))
+				select {
+				case ahead <- struct{}{}:
+				default:
+				}
+			}
+			return nil
 		}
-		return nil
+		r := start(t, c)
+		require.Eventually(t, func() bool { return own.Load() > 100 }, patience, time.Millisecond, "member %s gets nothing", instance)
+		return r
 	}
-	b := start(t, c)
-	require.Eventually(t, func() bool { return byB.Load() > 100 }, patience, time.Millisecond, "the second member gets nothing")
+	a := startAndAwait("a")
+	b := startAndAwait("b")
 	stop()
 	n := <-sent
 	p.awaitConsumed()
 	a.end()
 	b.end()
 	p.requireExactlyOnce(n)
-	require.Len(t, p.read(p.output, kgo.ReadUncommitted()), n, "nothing was aborted")
+	require.Equal(t, n, len(p.read(p.output, kgo.ReadUncommitted())), "nothing was aborted")
 }
 
 // Another process initialises one of the transactional ids, with the others untouched.
