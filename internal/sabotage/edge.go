@@ -32,22 +32,16 @@ var edge = []Sabotage{
 	},
 	{
 		Name:  "key_of_the_attempt",
-		Wrong: "a call that is repeated gets a key of its own",
+		Wrong: "a call that the next incarnation repeats gets a key of its own",
 		File:  "internal/payments/client_charge.go",
 		Old: `
-	var made Charge
-	err := c.repeat(ctx, func() error {
 		r, err := c.send(ctx, http.MethodPost, "/v1/charges", p.IdempotencyKey, body)
 `,
 		New: `
-	var made Charge
-	var attempt int
-	err := c.repeat(ctx, func() error {
-		attempt++
-		r, err := c.send(ctx, http.MethodPost, "/v1/charges", p.IdempotencyKey+"/"+strconv.Itoa(attempt), body)
+		r, err := c.send(ctx, http.MethodPost, "/v1/charges", p.IdempotencyKey+"/"+p.Metadata["attempt"], body)
 `,
 		Lane:  "inbox + http + key",
-		Fault: lane.ResponseDropped,
+		Fault: lane.Kill9,
 		Red:   breaks(lane.HTTP, lane.Duplicated),
 	},
 
