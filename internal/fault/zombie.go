@@ -37,25 +37,14 @@ func raise(ctx context.Context, s *stage.Stage, step string) error {
 	if err != nil {
 		return err
 	}
-	if err := s.AwaitStopped(ctx, z); err != nil {
-		return err
-	}
-	passed, err := z.Passings()
+	passed, err := standsStill(ctx, s, z)
 	if err != nil {
 		return err
 	}
 	if _, err := s.Enter(stage.Entry{Instance: 1, SessionTimeout: stage.Impatient}); err != nil {
 		return err
 	}
-	// Later events of the keys that the zombie has in hand.
-	if err := s.Publish(ctx, 2*fewBatches); err != nil {
-		return err
-	}
-	if err := s.AwaitConsumed(ctx); err != nil {
-		return err
-	}
-	s.Struck()
-	if err := z.Continue(); err != nil {
+	if err := wake(ctx, s, z); err != nil {
 		return err
 	}
 	// It joins its group again when it is done with what it had in hand; a member of a
@@ -88,16 +77,33 @@ func raiseRelay(ctx context.Context, s *stage.Stage) error {
 	if err := s.Publish(ctx, fewBatches); err != nil {
 		return err
 	}
-	if err := s.AwaitStopped(ctx, z); err != nil {
-		return err
-	}
-	passed, err := z.Passings()
+	passed, err := standsStill(ctx, s, z)
 	if err != nil {
 		return err
 	}
 	if _, err := s.Enter(stage.Entry{Instance: 2, Args: []string{"--relay=only"}}); err != nil {
 		return err
 	}
+	if err := wake(ctx, s, z); err != nil {
+		return err
+	}
+	if err := s.AwaitPassings(ctx, z, passed+1); err != nil {
+		return err
+	}
+	return s.Disband(ctx)
+}
+
+// standsStill waits until a zombie does, and returns how many steps it has passed.
+func standsStill(ctx context.Context, s *stage.Stage, z *stage.Member) (passed int, err error) {
+	if err := s.AwaitStopped(ctx, z); err != nil {
+		return 0, err
+	}
+	return z.Passings()
+}
+
+// wake lets a zombie go on when others have done later events of the keys that it has in
+// hand.
+func wake(ctx context.Context, s *stage.Stage, z *stage.Member) error {
 	if err := s.Publish(ctx, 2*fewBatches); err != nil {
 		return err
 	}
@@ -105,11 +111,5 @@ func raiseRelay(ctx context.Context, s *stage.Stage) error {
 		return err
 	}
 	s.Struck()
-	if err := z.Continue(); err != nil {
-		return err
-	}
-	if err := s.AwaitPassings(ctx, z, passed+1); err != nil {
-		return err
-	}
-	return s.Disband(ctx)
+	return z.Continue()
 }

@@ -67,7 +67,7 @@
 //
 // With [IdempotentProducer] and [AtLeastOnce] the output is flushed and then the
 // offsets are committed: a crash in between does the work again, and every reader
-// sees both, for each batch in flight. The two differ in what a retry inside the producer does, after a
-// connection was lost between the broker's taking a batch and its answer: nothing
-// with the first, a duplicate with the second.
+// sees both, for each batch in flight. The two differ in what a retry inside the
+// producer does, after a connection was lost between the broker's taking a batch and
+// its answer: nothing with the first, a duplicate with the second.
 package kafkatx

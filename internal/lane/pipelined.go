@@ -1,7 +1,7 @@
 package lane
 
-// kafkaEOSPipelined makes a promise of its own of nothing: what kafka eos claims holds for
-// several transactions in flight.
+// kafkaEOSPipelined claims what kafka eos does: several transactions in flight change
+// nothing that can be seen.
 var kafkaEOSPipelined = Lane{
 	Name:          "kafka eos, pipelined",
 	Short:         "keospipe",
