@@ -92,16 +92,18 @@ func byShort(b *testing.B, short string) lane.Lane {
 	return lane.Lane{}
 }
 
-// fewest is what a contest takes, at least.
-const fewest = 200
+// fewest is how many events can be measured, at least: so many batches, or so long at the
+// rate, that their effects are seen at more than one moment.
+func fewest(s suite.Sizes, rate int) int { return max(200, 30*s.Batch, rate/5) }
 
-// measure measures a lane with so many events, or with as many as -benchtime=…x says. It
+// measure measures a lane with so many events, or with as many as -benchtime=…x says
+// where that is enough. It
 // reports what was measured from the outside; the clock of the testing package, which has
 // start and audit in it, only tells that once is enough.
 func measure(b *testing.B, l lane.Lane, s suite.Sizes, rate, events int, args ...string) {
 	b.Helper()
 	if benchtime := flag.Lookup("test.benchtime").Value.String(); strings.HasSuffix(benchtime, "x") {
-		events = max(b.N, fewest)
+		events = max(b.N, fewest(s, rate))
 	}
 	o := contest.Options{
 		Brokers:   sandboxtest.Brokers(b),
@@ -110,7 +112,7 @@ func measure(b *testing.B, l lane.Lane, s suite.Sizes, rate, events int, args ..
 		Rate:      rate,
 	}
 	if rate == 0 {
-		o.RequestEvents = max(events/10, fewest)
+		o.RequestEvents = max(events/10, fewest(s, rate))
 	}
 	if o.Contender.Table != "" {
 		o.DatabaseURL = sandboxtest.Database(b)
