@@ -1,11 +1,6 @@
 package order
 
-import (
-	"encoding/json"
-	"fmt"
-
-	"github.com/twmb/franz-go/pkg/kgo"
-)
+import "github.com/twmb/franz-go/pkg/kgo"
 
 // Points are what the loyalty handler awards for one event. Awarding is an
 // accumulating write: done twice, it counts twice.
@@ -44,14 +39,10 @@ type PickRequested struct {
 // Pick returns the record that asks topic for one box: it carries the event's id
 // on, and when the event was created, and which attempt made it.
 func Pick(topic string, in *kgo.Record, id string, e Event, attempt string) *kgo.Record {
-	value, err := json.Marshal(PickRequested{EventID: id, OrderID: e.OrderID, Sequence: e.Sequence})
-	if err != nil {
-		panic(fmt.Sprintf("order: encode pick request of %q: %v", id, err)) // strings and a number: cannot fail
-	}
 	return &kgo.Record{
 		Topic:     topic,
 		Key:       in.Key,
-		Value:     value,
+		Value:     PickRequested{EventID: id, OrderID: e.OrderID, Sequence: e.Sequence}.encode(),
 		Timestamp: in.Timestamp,
 		Headers: []kgo.RecordHeader{
 			{Key: HeaderEventID, Value: []byte(id)},
