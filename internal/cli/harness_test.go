@@ -2,7 +2,9 @@ package cli_test
 
 import (
 	"bytes"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -20,6 +22,7 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/order"
 	"github.com/delivered-twice/delivered-twice/internal/process"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox/sandboxtest"
+	"github.com/delivered-twice/delivered-twice/internal/trace"
 )
 
 func TestMain(m *testing.M) {
@@ -75,6 +78,7 @@ func (b *bench) publish(o order.StreamOptions) audit.Expected {
 type pipeline struct {
 	t      *testing.T
 	cmd    *process.Cmd
+	trace  string
 	stderr bytes.Buffer
 }
 
@@ -94,20 +98,37 @@ func (b *bench) start(program string, env []string, args ...string) *pipeline {
 
 func startProgram(t *testing.T, program string, env []string, args ...string) *pipeline {
 	t.Helper()
-	p := &pipeline{t: t, cmd: process.Command(program, args...)}
+	p := newProgram(t, program, env, args...)
+	p.start()
+	return p
+}
+
+// newProgram is a program that is yet to be started.
+func newProgram(t *testing.T, program string, env []string, args ...string) *pipeline {
+	p := &pipeline{t: t, cmd: process.Command(program, args...), trace: filepath.Join(t.TempDir(), "trace.jsonl")}
 	p.cmd.Stderr = &p.stderr
-	p.cmd.Env = append(p.cmd.Environ(), env...)
-	require.NoError(t, p.cmd.Start())
-	t.Cleanup(func() {
+	p.cmd.Env = append(p.cmd.Environ(), trace.Variable+"="+p.trace)
+	for _, variable := range env {
+		if path, ok := strings.CutPrefix(variable, trace.Variable+"="); ok {
+			p.trace = path
+		}
+		p.cmd.Env = append(p.cmd.Env, variable)
+	}
+	return p
+}
+
+func (p *pipeline) start() {
+	p.t.Helper()
+	require.NoError(p.t, p.cmd.Start())
+	p.t.Cleanup(func() {
 		if p.cmd.ProcessState == nil {
 			_ = p.cmd.Process.Kill()
 			_ = p.cmd.Wait()
 		}
-		if t.Failed() {
-			t.Logf("%s:\n%s", program, p.stderr.String())
+		if p.t.Failed() {
+			p.t.Logf("%s:\n%s", p.cmd.Args[0], p.stderr.String())
 		}
 	})
-	return p
 }
 
 // wait returns the exit code, or minus the signal that ended the process.
@@ -127,9 +148,14 @@ func (p *pipeline) wait() int {
 	return exit.ExitCode()
 }
 
-// end stops the pipeline with SIGTERM.
+// end stops the pipeline with SIGTERM, which a program that was started a moment ago
+// listens for from before it begins its trace.
 func (p *pipeline) end() {
 	p.t.Helper()
+	require.Eventually(p.t, func() bool {
+		_, err := os.Stat(p.trace)
+		return err == nil
+	}, patience, time.Millisecond, "%s does not start", p.cmd.Args[0])
 	require.NoError(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(p.t, cli.ExitOK, p.wait(), p.stderr.String())
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/delivered-twice/delivered-twice/internal/cli"
 	"github.com/delivered-twice/delivered-twice/internal/failpoint"
-	"github.com/delivered-twice/delivered-twice/internal/process"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox/sandboxtest"
 	"github.com/delivered-twice/delivered-twice/internal/trace"
 )
@@ -20,14 +19,10 @@ import (
 const paymentsSecret = "sk_test_s3cret"
 
 func TestPaymentsAPI(t *testing.T) {
-	traces := t.TempDir() + "/trace.jsonl"
-	p := &pipeline{t: t, cmd: process.Command(cli.PaymentsAPIName, "--listen=127.0.0.1:0", "--attempt=api.1")}
-	p.cmd.Stderr = &p.stderr
-	p.cmd.Env = append(p.cmd.Environ(), "DATABASE_URL="+sandboxtest.Database(t), cli.PaymentsKeys+"=shop="+paymentsSecret, trace.Variable+"="+traces)
+	p := newProgram(t, cli.PaymentsAPIName, []string{"DATABASE_URL=" + sandboxtest.Database(t), cli.PaymentsKeys + "=shop=" + paymentsSecret}, "--listen=127.0.0.1:0", "--attempt=api.1")
 	stdout, err := p.cmd.StdoutPipe()
 	require.NoError(t, err)
-	require.NoError(t, p.cmd.Start())
-	t.Cleanup(func() { _ = p.cmd.Process.Kill() })
+	p.start()
 	listening, err := bufio.NewReader(stdout).ReadString('\n')
 	require.NoError(t, err)
 
@@ -53,7 +48,7 @@ func TestPaymentsAPI(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, status)
 	p.end()
 
-	passings, err := trace.Read(traces)
+	passings, err := trace.Read(p.trace)
 	require.NoError(t, err)
 	var steps []string
 	for _, passing := range passings {

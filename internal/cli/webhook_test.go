@@ -22,7 +22,6 @@ import (
 	"github.com/delivered-twice/delivered-twice/internal/failpoint"
 	"github.com/delivered-twice/delivered-twice/internal/lane"
 	"github.com/delivered-twice/delivered-twice/internal/order"
-	"github.com/delivered-twice/delivered-twice/internal/process"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox"
 	"github.com/delivered-twice/delivered-twice/internal/sandbox/sandboxtest"
 	"github.com/delivered-twice/delivered-twice/internal/webhook"
@@ -47,23 +46,13 @@ func newHook(t *testing.T, scheme webhook.Scheme) *hook {
 // receive starts a receiver and waits until it says that it listens.
 func (h *hook) receive(env []string, args ...string) *pipeline {
 	h.t.Helper()
-	p := &pipeline{t: h.t, cmd: process.Command(cli.InboxPipelineName, append([]string{
+	env = append([]string{"KAFKA_BROKERS=", "DATABASE_URL=" + h.database, h.secretVariable()}, env...)
+	p := newProgram(h.t, cli.InboxPipelineName, env, append([]string{
 		"--source=webhook", "--listen=" + h.address, "--signature=" + string(h.scheme),
-	}, args...)...)}
-	p.cmd.Stderr = &p.stderr
-	p.cmd.Env = append(p.cmd.Environ(), append([]string{"KAFKA_BROKERS=", "DATABASE_URL=" + h.database, h.secretVariable()}, env...)...)
+	}, args...)...)
 	stdout, err := p.cmd.StdoutPipe()
 	require.NoError(h.t, err)
-	require.NoError(h.t, p.cmd.Start())
-	h.t.Cleanup(func() {
-		if p.cmd.ProcessState == nil {
-			_ = p.cmd.Process.Kill()
-			_ = p.cmd.Wait()
-		}
-		if h.t.Failed() {
-			h.t.Logf("%s", p.stderr.String())
-		}
-	})
+	p.start()
 	first, err := bufio.NewReader(stdout).ReadString('\n')
 	require.NoError(h.t, err, "it said nothing")
 	require.Equal(h.t, h.address+"\n", first)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 
 	"github.com/delivered-twice/delivered-twice/internal/lane"
 	"github.com/delivered-twice/delivered-twice/internal/stage"
@@ -29,7 +28,7 @@ func terminate(ctx context.Context, s *stage.Stage) error {
 		if err := s.AwaitStopped(ctx, m); err != nil {
 			return err
 		}
-		if err := errors.Join(m.Signal(syscall.SIGTERM), m.Continue()); err != nil {
+		if err := errors.Join(m.Terminate(ctx), m.Continue()); err != nil {
 			return err
 		}
 		if err := s.AwaitEnd(ctx, m); err != nil {

@@ -136,7 +136,7 @@ func (a *API) End(ctx context.Context) error {
 		return nil
 	}
 	a.planned = true
-	if err := a.current.Signal(syscall.SIGTERM); err != nil {
+	if err := a.current.Terminate(ctx); err != nil {
 		return err
 	}
 	how, err := a.current.Wait(ctx)

@@ -139,7 +139,8 @@ func (m *Member) Running() bool {
 	}
 }
 
-// Signal sends the process a SIGKILL, SIGTERM, SIGSTOP or SIGCONT. One that is gone already is no error.
+// Signal sends the process a SIGKILL, SIGSTOP or SIGCONT. One that is gone already is no
+// error. For SIGTERM see [Member.Terminate].
 func (m *Member) Signal(s syscall.Signal) error {
 	if !m.Running() {
 		return nil
@@ -169,6 +170,21 @@ func (m *Member) keep(i trace.Incident) error {
 		i.Plan = p.String()
 	}
 	return trace.AppendIncident(m.dir, i)
+}
+
+// Terminate sends the process a SIGTERM as soon as its program listens for one: until
+// then it would die of it, as every process does, instead of coming to an orderly end. A
+// program that keeps a trace listens before it begins to.
+func (m *Member) Terminate(ctx context.Context) error {
+	for m.Running() {
+		if _, err := os.Stat(m.trace); err == nil {
+			break
+		}
+		if err := wait(ctx, poll); err != nil {
+			return fmt.Errorf("wait for %s to listen for SIGTERM: %w", m.Attempt, err)
+		}
+	}
+	return m.Signal(syscall.SIGTERM)
 }
 
 // signals are those that members get, by name.

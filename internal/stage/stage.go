@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -348,7 +347,7 @@ func (s *Stage) Kill(ctx context.Context, m *Member) error {
 // that does not exit with 0 is an error.
 func (s *Stage) End(ctx context.Context, members ...*Member) error {
 	for _, m := range members {
-		if err := m.Signal(syscall.SIGTERM); err != nil {
+		if err := m.Terminate(ctx); err != nil {
 			return err
 		}
 	}

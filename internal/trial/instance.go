@@ -3,7 +3,6 @@ package trial
 import (
 	"context"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/delivered-twice/delivered-twice/internal/failpoint"
@@ -71,7 +70,7 @@ func (i *instance) incarnation(ctx context.Context, n int, planned *fault.Kill) 
 		return "", fmt.Errorf("start %s: %w", i.attemptName(n), err)
 	}
 	stop := context.AfterFunc(ctx, func() {
-		_ = member.Signal(syscall.SIGTERM) // already gone is fine
+		_ = member.Terminate(context.WithoutCancel(ctx)) // already gone is fine
 	})
 	defer stop()
 	return member.Wait(context.WithoutCancel(ctx))
