@@ -92,14 +92,13 @@ func byShort(b *testing.B, short string) lane.Lane {
 	return lane.Lane{}
 }
 
-// fewest is how many events can be measured, at least: so many batches, or so long at the
-// rate, that their effects are seen at more than one moment.
+// fewest is how many events can usually be measured, at least: so many batches, or so long
+// at the rate, that their effects are seen at more than one moment.
 func fewest(s suite.Sizes, rate int) int { return max(200, 30*s.Batch, rate/5) }
 
 // measure measures a lane with so many events, or with as many as -benchtime=…x says
-// where that is enough. It
-// reports what was measured from the outside; the clock of the testing package, which has
-// start and audit in it, only tells that once is enough.
+// where that is enough. It reports what was measured from the outside; the clock of the
+// testing package, which has start and audit in it, only tells that once is enough.
 func measure(b *testing.B, l lane.Lane, s suite.Sizes, rate, events int, args ...string) {
 	b.Helper()
 	if benchtime := flag.Lookup("test.benchtime").Value.String(); strings.HasSuffix(benchtime, "x") {

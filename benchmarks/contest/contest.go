@@ -142,6 +142,10 @@ func (a Audit) String() string {
 		a.Expected, a.Once, a.Lost, a.Duplicated, a.Reordered, a.Unexpected)
 }
 
+// ErrTooFew is wrapped by the error of [Run] where all was done between two looks, and so
+// nothing could be measured: it takes more events.
+var ErrTooFew = errors.New("done too fast, or too few events, to measure")
+
 // Run has a contender do the work, on topics, a group and a schema of its own, which
 // are removed at the end. That events are lost or duplicated is no error, but in the
 // Audit; that the contender ends by itself, or that nothing comes of the events any

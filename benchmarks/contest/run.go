@@ -316,7 +316,7 @@ func (r *race) figures(ctx context.Context) (f Figures, err error) {
 	first := r.samples[showing(warm)]
 	n := float64(r.scope.visible(last.mark) - r.scope.visible(first.mark))
 	if n == 0 {
-		return f, fmt.Errorf("%d events were done too fast, or too few of them, to measure (%v): give it more", r.Events, f.Audit)
+		return f, fmt.Errorf("%d events (%v): %w", r.Events, f.Audit, ErrTooFew)
 	}
 	f.EventsPerSecond = n / last.at.Sub(first.at).Seconds()
 	f.CPUSecondsPerMillion = (last.cpu - first.cpu) / n * 1e6

@@ -3,6 +3,7 @@ package suite
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -15,11 +16,22 @@ import (
 // ordered says that it promises the order of the events of a key; where it does not,
 // those that are reordered are told, and its claim holds.
 //
+// Where there are too few events for somebody so fast, it is measured with more: the
+// line says with how many.
+//
 // The error is that nothing could be measured. What the contender lost or duplicated is
 // none: it is in the line.
 func Measure(ctx context.Context, o contest.Options, s Sizes, ordered bool) (results.Run, error) {
 	s.Instances = cmp.Or(s.Instances, 1)
 	o.Instances = s.Instances
+	f, err := contest.Run(ctx, o)
+	for range mostTries - 1 {
+		if !errors.Is(err, contest.ErrTooFew) {
+			break
+		}
+		o.Events, o.RequestEvents = 4*o.Events, 4*o.RequestEvents
+		f, err = contest.Run(ctx, o)
+	}
 	r := results.Run{
 		Contender: o.Contender.Name,
 		Batch:     s.Batch,
@@ -28,7 +40,6 @@ func Measure(ctx context.Context, o contest.Options, s Sizes, ordered bool) (res
 		Rate:      o.Rate,
 		Events:    o.Events,
 	}
-	f, err := contest.Run(ctx, o)
 	if err != nil {
 		return r, err
 	}
@@ -44,6 +55,9 @@ func Measure(ctx context.Context, o contest.Options, s Sizes, ordered bool) (res
 	r.Audit = audited(f.Audit, ordered)
 	return r, nil
 }
+
+// mostTries bounds how often a contender gets more events.
+const mostTries = 6
 
 func audited(a contest.Audit, ordered bool) string {
 	switch {

@@ -99,6 +99,19 @@ func measure(t *testing.T, o contest.Options, s suite.Sizes) results.Run {
 	return run
 }
 
+// So few events are done in one go, and there is nothing to count between.
+func TestTooFewEventsBecomeMore(t *testing.T) {
+	o := contest.Options{Contender: passing(), Events: 400, RequestEvents: 400}
+	o.Brokers = sandboxtest.Brokers(t)
+	_, err := contest.Run(t.Context(), o)
+	require.ErrorIs(t, err, contest.ErrTooFew)
+	run := measure(t, o, suite.Sizes{})
+	require.Equal(t, results.Passed, run.Audit)
+	require.Greater(t, run.Events, o.Events)
+	require.Positive(t, run.EventsPerSecond)
+	require.Positive(t, run.RequestsPerRecord)
+}
+
 func TestADelayIsInEveryLatency(t *testing.T) {
 	run := measure(t, contest.Options{Contender: passing("--delay=100ms"), Events: 500, Rate: 250}, suite.Sizes{})
 	require.Equal(t, results.Passed, run.Audit)
