@@ -228,8 +228,12 @@ func (p *inboxPipeline) openRedis(ctx context.Context) (*redis.Client, error) {
 	return client, nil
 }
 
-// purgeEvery is how often rows that are old enough are looked for.
-const purgeEvery = time.Minute
+const (
+	// purgeEvery is how often rows that are old enough are looked for.
+	purgeEvery = time.Minute
+	// purgeInboxEvery is the same for an inbox, which is read from end to end.
+	purgeInboxEvery = time.Hour
+)
 
 func (p *inboxPipeline) purgePolicy() pginbox.PurgePolicy {
 	return pginbox.PurgePolicy{Window: p.purgeAfter, RedeliveryHorizon: p.redeliveryHorizon}
@@ -238,7 +242,7 @@ func (p *inboxPipeline) purgePolicy() pginbox.PurgePolicy {
 // purgeNowAndThen removes old inbox rows until ctx ends. A purge that fails is
 // tried again later: until then the table is only larger than it need be.
 func (p *inboxPipeline) purgeNowAndThen(ctx context.Context, inbox *pginbox.Inbox) {
-	tick := time.NewTicker(purgeEvery)
+	tick := time.NewTicker(purgeInboxEvery)
 	defer tick.Stop()
 	for {
 		select {

@@ -144,7 +144,7 @@ SIGTERM finishes the batch in hand and ends it.`,
 	f.StringVar(&p.eventKey, flagEventKey, string(pginbox.TextKeys), fmt.Sprintf("how the inbox keeps ids: %q as received, or %q for 16 bytes of their SHA-256", pginbox.TextKeys, pginbox.HashKeys))
 	f.IntVar(&p.batchSize, "batch-size", 1_000, "events in one Postgres transaction, at most")
 	f.IntVar(&p.workers, flagWorkers, 1, "members of the group that this process is, with partitions and transactions of their own; from the second on they are named <instance>.1, <instance>.2 …")
-	f.DurationVar(&p.purgeAfter, flagPurgeAfter, 7*24*time.Hour, "age at which inbox rows are removed")
+	f.DurationVar(&p.purgeAfter, flagPurgeAfter, 7*24*time.Hour, "age at which inbox rows are removed, within an hour")
 	f.DurationVar(&p.redeliveryHorizon, flagRedeliveryHorizon, 72*time.Hour, "how long after its first delivery an event may still come again; --purge-after must not be shorter")
 	f.StringVar(&p.redisURL, flagRedisURL, "", "Redis of --guard=redis, redis://user:password@host:6379/0 (default $REDIS_URL)")
 	f.DurationVar(&p.redisTTL, flagRedisTTL, shortcut.RedisTTL, "age at which a key of --guard=redis expires")

@@ -110,75 +110,109 @@ func TestRedeliveriesFarApart(t *testing.T) {
 // needed here.
 func TestOverlappingIDsInOppositeOrder(t *testing.T) {
 	for _, keys := range bothKeys {
-		t.Run(string(keys), func(t *testing.T) {
-			db := newDatabase(t)
-			const rounds, size = 20, 400
-			var all []string
-			for round := range rounds {
-				var ids []string
-				for i := range size {
-					ids = append(ids, fmt.Sprintf("evt_%d_%d", round, i))
+		for insert, size := range inserts(400, 1_200) {
+			t.Run(fmt.Sprintf("%s, %s", keys, insert), func(t *testing.T) {
+				db := newDatabase(t)
+				var all []string
+				for round := range 20 {
+					var ids []string
+					for i := range size {
+						ids = append(ids, fmt.Sprintf("evt_%d_%d", round, i))
+					}
+					all = append(all, ids...)
+					opposite := slices.Clone(ids)
+					slices.Reverse(opposite)
+					var workers sync.WaitGroup
+					errs := make([]error, 4)
+					for i := range errs {
+						batch := [][]string{ids, opposite}[i%2]
+						// An inbox each: two processes share nothing but the database.
+						in := db.inbox(pginbox.Options{Keys: keys, Handlers: []pginbox.Handler{worker("warehouse")}})
+						workers.Go(func() { errs[i] = in.Process(within(t), events(batch...)) })
+					}
+					workers.Wait()
+					require.NoError(t, errors.Join(errs...))
+					require.NotContains(t, db.log.text(), "deadlock")
 				}
-				all = append(all, ids...)
-				opposite := slices.Clone(ids)
-				slices.Reverse(opposite)
-				var workers sync.WaitGroup
-				errs := make([]error, 4)
-				for i := range errs {
-					batch := [][]string{ids, opposite}[i%2]
-					// An inbox each: two processes share nothing but the database.
-					in := db.inbox(pginbox.Options{Keys: keys, Handlers: []pginbox.Handler{worker("warehouse")}})
-					workers.Go(func() { errs[i] = in.Process(within(t), events(batch...)) })
-				}
-				workers.Wait()
-				require.NoError(t, errors.Join(errs...))
-				require.NotContains(t, db.log.text(), "deadlock")
-			}
-			require.ElementsMatch(t, all, db.done("warehouse"))
-		})
+				require.ElementsMatch(t, all, db.done("warehouse"))
+			})
+		}
 	}
 }
 
-// The second delivery waits inside its INSERT until the first transaction has ended.
+// inserts are the two ways in which ids are inserted that are expected not to be there,
+// each with a number of events for which it is taken.
+func inserts(few, many int) map[string]int { return map[string]int{"INSERT": few, "COPY": many} }
+
+// Ids that were there before are found, however they are inserted, and once they have
+// been nobody expects anything.
+func TestRedeliveriesAmongMany(t *testing.T) {
+	for _, keys := range bothKeys {
+		for insert, size := range inserts(10, 1_200) {
+			t.Run(fmt.Sprintf("%s, %s", keys, insert), func(t *testing.T) {
+				db := newDatabase(t)
+				ids := numbered(size)
+				handlers := []pginbox.Handler{worker("warehouse"), worker("loyalty")}
+				loyalty := db.inbox(pginbox.Options{Keys: keys, Handlers: handlers[1:]})
+				require.NoError(t, loyalty.Process(within(t), events(ids[size/2:]...)))
+				warehouse := db.inbox(pginbox.Options{Keys: keys, Handlers: handlers[:1]})
+				require.NoError(t, warehouse.Process(within(t), events(ids[:size/2]...)))
+				in := db.inbox(pginbox.Options{Keys: keys, Handlers: handlers})
+				require.NoError(t, in.Process(within(t), events(ids[size/3:]...)))
+				for range 3 {
+					require.NoError(t, in.Process(within(t), events(ids...)))
+				}
+				require.ElementsMatch(t, ids, db.done("warehouse"))
+				require.ElementsMatch(t, ids, db.done("loyalty"))
+				require.Equal(t, 2*size, db.inboxRows())
+			})
+		}
+	}
+}
+
+// The second delivery waits inside its INSERT or COPY until the first transaction has ended.
 func TestTwoDeliveriesOfOneEventAtTheSameMoment(t *testing.T) {
 	for _, keys := range bothKeys {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 			for _, first := range []string{"commits", "rolls back"} {
-				t.Run(fmt.Sprintf("%s, %s, the first %s", keys, level, first), func(t *testing.T) {
-					db := newDatabase(t)
-					var calls counter
-					entered, leave := make(chan struct{}), make(chan struct{})
-					release := sync.OnceFunc(func() { close(leave) })
-					t.Cleanup(release)
-					h := worker("warehouse", func(context.Context, pgx.Tx, pginbox.Event) error {
-						if calls.next() > 1 {
+				for insert, size := range inserts(1, 600) {
+					t.Run(fmt.Sprintf("%s, %s, %s, the first %s", keys, level, insert, first), func(t *testing.T) {
+						db := newDatabase(t)
+						ids := numbered(size)
+						var calls counter
+						entered, leave := make(chan struct{}), make(chan struct{})
+						release := sync.OnceFunc(func() { close(leave) })
+						t.Cleanup(release)
+						h := worker("warehouse", func(_ context.Context, _ pgx.Tx, e pginbox.Event) error {
+							if e.ID != ids[0] || calls.next() > 1 {
+								return nil
+							}
+							close(entered)
+							<-leave
+							if first == "rolls back" {
+								return pginbox.Unavailable(errBoom)
+							}
 							return nil
+						})
+						in := db.inbox(pginbox.Options{Keys: keys, Isolation: level, Handlers: []pginbox.Handler{h}})
+						ctx, cancel := context.WithCancel(t.Context())
+						defer cancel()
+						results := make(chan error, 2)
+						go func() { results <- in.Process(ctx, events(ids...)) }()
+						<-entered
+						go func() { results <- in.Process(within(t), events(ids...)) }()
+						db.awaitWaiting(1)
+						release()
+						require.NoError(t, <-results)
+						require.NoError(t, <-results)
+						require.ElementsMatch(t, ids, db.done("warehouse"))
+						if first == "commits" {
+							require.EqualValues(t, 1, calls.Load(), "the second saw it done")
+						} else {
+							require.EqualValues(t, 2, calls.Load(), "the one that comes next does it")
 						}
-						close(entered)
-						<-leave
-						if first == "rolls back" {
-							return pginbox.Unavailable(errBoom)
-						}
-						return nil
 					})
-					in := db.inbox(pginbox.Options{Keys: keys, Isolation: level, Handlers: []pginbox.Handler{h}})
-					ctx, cancel := context.WithCancel(t.Context())
-					defer cancel()
-					results := make(chan error, 2)
-					go func() { results <- in.Process(ctx, events("evt_9f3k")) }()
-					<-entered
-					go func() { results <- in.Process(within(t), events("evt_9f3k")) }()
-					db.awaitWaiting(1)
-					release()
-					require.NoError(t, <-results)
-					require.NoError(t, <-results)
-					require.Equal(t, []string{"evt_9f3k"}, db.done("warehouse"))
-					if first == "commits" {
-						require.EqualValues(t, 1, calls.Load(), "the second saw it done")
-					} else {
-						require.EqualValues(t, 2, calls.Load(), "the one that comes next does it")
-					}
-				})
+				}
 			}
 		}
 	}

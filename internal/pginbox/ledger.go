@@ -32,6 +32,9 @@ type ledger interface {
 	// itself can't be stored; the key then stands for its SHA-256.
 	key(id string) (string, error)
 
+	// table is its name.
+	table() string
+
 	// prepare makes the table ready for rows of the handlers.
 	prepare(ctx context.Context, pool *pgxpool.Pool, handlers []string) error
 
@@ -43,10 +46,14 @@ type ledger interface {
 	insertMissing() string
 	// remove is the statement that takes such rows back.
 	remove() string
-	// purge is the statement that removes rows from the instant $1 on and before $2,
-	// of the handlers $3, the oldest first and at most $4; it returns their number
-	// and the instant of the last.
+	// purge is the statement that removes rows between the places $1 and $2 of the
+	// table, from before the instant $3, of the handlers $4 and at most $5.
 	purge() string
+
+	// columns are what row returns a value for: a row to be copied into the table. It
+	// fails where it is there (23505).
+	columns() []string
+	row(handler, key string) []any
 
 	// encode returns keys as the argument $2 of those that insert or remove.
 	encode(keys []string) any
@@ -59,7 +66,7 @@ func (k Keys) ledger() (ledger, bool) {
 	case TextKeys:
 		return textLedger{}, true
 	case HashKeys:
-		return hashLedger{}, true
+		return &hashLedger{}, true
 	}
 	return nil, false
 }

@@ -43,6 +43,8 @@ func storable(s string, maxBytes int) error {
 	return nil
 }
 
+func (textLedger) table() string { return "processed_messages" }
+
 func (textLedger) prepare(context.Context, *pgxpool.Pool, []string) error { return nil }
 
 func (textLedger) insert() string {
@@ -61,20 +63,20 @@ func (textLedger) remove() string {
 	return `DELETE FROM processed_messages WHERE handler = $1 AND event_id = ANY ($2::text[])`
 }
 
+// purge finds its place without an index (PostgreSQL 14: a TID range scan).
 func (textLedger) purge() string {
 	return `
-WITH old AS (
+DELETE FROM processed_messages WHERE ctid = ANY (ARRAY(
 	SELECT ctid FROM processed_messages
-	WHERE seen_at >= $1 AND seen_at < $2 AND handler = ANY ($3::text[])
-	ORDER BY seen_at
-	LIMIT $4
+	WHERE ctid >= $1 AND ctid < $2 AND seen_at < $3 AND handler = ANY ($4::text[])
+	LIMIT $5
 	FOR UPDATE SKIP LOCKED
-), purged AS (
-	DELETE FROM processed_messages WHERE ctid = ANY (ARRAY(SELECT ctid FROM old))
-	RETURNING seen_at
-)
-SELECT count(*), max(seen_at) FROM purged`
+))`
 }
+
+func (textLedger) columns() []string { return []string{"handler", "event_id"} }
+
+func (textLedger) row(handler, key string) []any { return []any{handler, key} }
 
 func (textLedger) encode(keys []string) any { return keys }
 
