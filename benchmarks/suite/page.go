@@ -26,7 +26,7 @@ func Costs() []results.Costs {
 			{Says: "at least once", Full: full("at-least-once, 10000 records"), AtARate: late("at-least-once")},
 			{Says: "idempotent producer", Full: full("idempotent"), AtARate: late("idempotent")},
 			{Says: "exactly once, one transaction in flight", Full: full(inFlight(1)), AtARate: late(inFlight(1) + ", 5 ms")},
-			{Says: "exactly once, pipelined", Full: full("eos, 10000 records"), AtARate: late(inFlight(4) + ", 5 ms")},
+			{Says: "exactly once, pipelined", Full: full(inFlight(4) + ", 10000 records"), AtARate: late(inFlight(4) + ", 5 ms")},
 			{Says: "Kafka Streams, exactly_once_v2", Full: full(peerStreams + ", 100 ms"), AtARate: late(peerStreams + ", 10 ms")},
 			{Says: "librdkafka, transactions", Full: full(peerConfluent), AtARate: late(peerConfluent)},
 			{Says: "sarama, transactions", Full: full(peerSarama), AtARate: late(peerSarama)},

@@ -89,12 +89,16 @@ func throughput() Part {
 	}
 	// Of what is measured with its best batch, each has the same to choose from.
 	var plain, eos, eos10ms []string
-	for _, batch := range []int{10_000, 40_000} {
+	for _, batch := range []int{10_000, 15_000} {
 		of := fmt.Sprintf(", %d records", batch)
 		plain = append(plain, full(Case{Name: "at-least-once" + of, Lane: "kalo", Sizes: Sizes{Batch: batch}, Args: every(usual)}))
-		eos = append(eos, full(Case{Name: "eos" + of, Lane: "keos", Sizes: Sizes{Batch: batch}, Args: every(usual)}))
+		for _, n := range []int{2, 4} {
+			eos = append(eos, full(Case{Name: inFlight(n) + of, Lane: "keos", Sizes: Sizes{Batch: batch, InFlight: n}, Args: every(usual)}))
+		}
 	}
-	eos10ms = append(eos10ms, full(Case{Name: "eos, 10 ms", Lane: "keos", Sizes: Sizes{Batch: 10_000}, Args: every(10 * time.Millisecond)}))
+	for _, n := range []int{2, 4} {
+		eos10ms = append(eos10ms, full(Case{Name: inFlight(n) + ", 10 ms", Lane: "keos", Sizes: Sizes{Batch: 10_000, InFlight: n}, Args: every(10 * time.Millisecond)}))
+	}
 	full(Case{Name: "idempotent", Lane: "kidem", Sizes: Sizes{Batch: 10_000}, Args: every(usual)})
 	full(Case{Name: inFlight(1), Lane: "keos", Sizes: Sizes{Batch: 10_000, InFlight: 1}, Args: every(usual)})
 	streams := full(Case{Name: peerStreams + ", 100 ms", Peer: peerStreams, Args: every(usual)})

@@ -29,10 +29,8 @@ type Handler func(ctx context.Context, batch []*kgo.Record) ([]*kgo.Record, erro
 // many poison records cost one abort and not one each.
 func Each(transform func(context.Context, *kgo.Record) ([]*kgo.Record, error)) Handler {
 	return func(ctx context.Context, batch []*kgo.Record) ([]*kgo.Record, error) {
-		var (
-			out    []*kgo.Record
-			failed RecordErrors
-		)
+		out := make([]*kgo.Record, 0, len(batch))
+		var failed RecordErrors
 		for _, in := range batch {
 			records, err := transform(ctx, in)
 			if err != nil {

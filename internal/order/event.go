@@ -77,7 +77,8 @@ func Decode(b []byte) (Event, error) {
 	}
 	e, ok := decodeOwn(b)
 	if !ok {
-		if err := json.Unmarshal(b, &e); err != nil {
+		var err error
+		if e, err = decodeAny(b); err != nil {
 			return Event{}, fmt.Errorf("%w: %w", ErrMalformed, err)
 		}
 	}
@@ -99,6 +100,13 @@ func Decode(b []byte) (Event, error) {
 		return Event{}, fmt.Errorf("%w: occurred_at is in a zone %d hours from UTC, must be less than 24", ErrMalformed, offset/3600)
 	}
 	return e, nil
+}
+
+// decodeAny has an event of its own, because what is given to encoding/json is allocated,
+// and [Decode]'s need not be.
+func decodeAny(b []byte) (e Event, err error) {
+	err = json.Unmarshal(b, &e)
+	return e, err
 }
 
 const secondsPerDay = 24 * 60 * 60
