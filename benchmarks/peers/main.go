@@ -160,6 +160,7 @@ func peers() []peer {
 		{name: "librdkafka", path: "./librdkafka"},
 		{name: "sarama", path: "./sarama"},
 		{name: "group-transact-session", path: "./group-transact-session"},
+		{name: "kafkatx", path: "./kafkatx"},
 		{name: "watermill", path: "./watermill", table: warehouse.LoyaltyPoints},
 		{name: "plain-inbox", path: "./plain-inbox", table: warehouse.LoyaltyPoints},
 		{name: "eos-pipeline", dir: main, path: "./cmd/eos-pipeline"},
