@@ -122,7 +122,7 @@ func (g *growth) exec(b *testing.B, sql string, args ...any) {
 }
 
 // purgeEvery is how many batches there are to a purge.
-const purgeEvery = 50
+const purgeEvery = 150
 
 // measure delivers b.N events, while as many old rows are purged.
 func (g *growth) measure(b *testing.B) {
