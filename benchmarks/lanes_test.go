@@ -97,8 +97,9 @@ func byShort(b *testing.B, short string) lane.Lane {
 func fewest(s suite.Sizes, rate int) int { return max(200, 30*s.Batch, rate/5) }
 
 // measure measures a lane with so many events, or with as many as -benchtime=…x says
-// where that is enough: then no requests are counted, which takes a pass of its own. It reports what was measured from the outside; the clock of the
-// testing package, which has start and audit in it, only tells that once is enough.
+// where that is enough; then no requests are counted, which takes a pass of its own. It
+// reports what was measured from the outside; the clock of the testing package, which has
+// start and audit in it, only tells that once is enough.
 func measure(b *testing.B, l lane.Lane, s suite.Sizes, rate, events int, args ...string) {
 	b.Helper()
 	tried := strings.HasSuffix(flag.Lookup("test.benchtime").Value.String(), "x")

@@ -25,10 +25,7 @@ func Measure(ctx context.Context, o contest.Options, s Sizes, ordered bool) (res
 	s.Instances = cmp.Or(s.Instances, 1)
 	o.Instances = s.Instances
 	f, err := contest.Run(ctx, o)
-	for range mostTries - 1 {
-		if !errors.Is(err, contest.ErrTooFew) {
-			break
-		}
+	for tries := 1; errors.Is(err, contest.ErrTooFew) && tries < mostTries; tries++ {
 		o.Events, o.RequestEvents = 4*o.Events, 4*o.RequestEvents
 		f, err = contest.Run(ctx, o)
 	}

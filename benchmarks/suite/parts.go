@@ -88,8 +88,8 @@ func throughput() Part {
 		p.Cases = append(p.Cases, c)
 		return c.Name
 	}
-	// Of what is measured with its best batch, each has the same to choose from. Peers are
-	// compared with the engine doing their work, which is less than the pipeline's.
+	// Of what is measured with its best batch, each has the same batches to choose from. Peers
+	// are compared with the engine doing their work, which is less than the pipeline's.
 	var plain, eos, same, same10ms []string
 	for _, batch := range []int{10_000, 15_000} {
 		of := fmt.Sprintf(", %d records", batch)
@@ -119,10 +119,10 @@ func throughput() Part {
 		p.Goals = append(p.Goals, results.Goal{Measure: measure, Metric: results.EventsPerSecond, Of: of, To: to, Bound: bound})
 	}
 	goal("EOS at full speed, 100 ms interval, against at-least-once of the same engine", eos, plain, 0.97)
-	goal("EOS events/s against Kafka Streams EOS v2, both at 100 ms", same, []string{streams}, 2.5)
-	goal("EOS events/s against Kafka Streams EOS v2, both at 10 ms", same10ms, []string{streams10ms}, 2)
-	goal("EOS events/s at 100 ms against librdkafka", same, []string{confluent}, 3)
-	goal("EOS events/s at 100 ms against sarama", same, []string{sarama}, 4)
+	goal("EOS events/s, the engine alone, against Kafka Streams EOS v2, both at 100 ms", same, []string{streams}, 2.5)
+	goal("EOS events/s, the engine alone, against Kafka Streams EOS v2, both at 10 ms", same10ms, []string{streams10ms}, 2)
+	goal("EOS events/s at 100 ms, the engine alone, against librdkafka", same, []string{confluent}, 3)
+	goal("EOS events/s at 100 ms, the engine alone, against sarama", same, []string{sarama}, 4)
 	p.Goals = append(p.Goals, memory("memory of eos-pipeline at full speed", eos))
 	return p.named()
 }

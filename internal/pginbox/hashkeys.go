@@ -3,6 +3,7 @@ package pginbox
 import (
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -46,8 +47,14 @@ ON CONFLICT (name) DO NOTHING`, handlers)
 		numbers[name] = number
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	if len(numbers) < len(handlers) {
+		return fmt.Errorf("table inbox_handlers has numbers for %d of the %d handlers; did somebody remove them just now?", len(numbers), len(handlers))
+	}
 	l.numbers.Store(&numbers)
-	return err
+	return nil
 }
 
 // insert fails for a handler without a number (handler_id is NOT NULL). A join would

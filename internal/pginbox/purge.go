@@ -3,6 +3,7 @@ package pginbox
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -44,8 +45,8 @@ const purgePages = 256
 // how many it removed, also together with an error. Dead letters stay.
 //
 // It reads the whole table, from its first page to its last, because every row would
-// otherwise have to go into an index that nothing but the purge looks at, and that is a
-// fifth of what an insert costs. So it is to be called now and then, such as every hour,
+// otherwise have to go into an index that nothing but the purge looks at, and that was a
+// quarter of what an insert cost. So it is to be called now and then, such as every hour,
 // and not all the time.
 //
 // Several processes may purge at once; they pass over each other's rows. Those that a
@@ -60,14 +61,14 @@ func (in *Inbox) Purge(ctx context.Context, p PurgePolicy) (removed int64, err e
 	}
 	var (
 		before time.Time
-		pages  uint32
+		pages  int64
 	)
 	err = in.pool.QueryRow(ctx, `SELECT now() - $1::interval, pg_relation_size($2::text::regclass) / current_setting('block_size')::int`,
 		p.Window, in.ledger.table()).Scan(&before, &pages)
 	if err != nil {
 		return 0, fmt.Errorf("pginbox: purge: %w", err)
 	}
-	for page := uint32(0); page < pages; {
+	for page := int64(0); page < pages; {
 		tag, err := in.pool.Exec(ctx, in.ledger.purge(), tid(page), tid(page+purgePages), before, in.names(), batch)
 		if err != nil {
 			return removed, fmt.Errorf("pginbox: purge, %d rows removed before: %w", removed, err)
@@ -80,5 +81,8 @@ func (in *Inbox) Purge(ctx context.Context, p PurgePolicy) (removed int64, err e
 	return removed, nil
 }
 
-// tid is where a page begins.
-func tid(page uint32) pgtype.TID { return pgtype.TID{BlockNumber: page, Valid: true} }
+// tid is where a page begins. Pages are numbered with 32 bits, and the last number is that
+// of none.
+func tid(page int64) pgtype.TID {
+	return pgtype.TID{BlockNumber: uint32(min(page, math.MaxUint32)), Valid: true}
+}

@@ -77,6 +77,29 @@ func TestPurge(t *testing.T) {
 	}
 }
 
+// Old rows are found wherever in a large table they are, and between young ones.
+func TestPurgeReadsTheWholeTable(t *testing.T) {
+	fill := map[pginbox.Keys]string{
+		pginbox.TextKeys: `INSERT INTO processed_messages (handler, event_id, seen_at) SELECT 'warehouse', gen_random_uuid()::text,`,
+		pginbox.HashKeys: `INSERT INTO processed_keys (handler_id, event_key, seen_at) SELECT (SELECT id FROM inbox_handlers), gen_random_uuid(),`,
+	}
+	for keys, table := range inboxTables {
+		t.Run(string(keys), func(t *testing.T) {
+			db := newDatabase(t)
+			in := db.inbox(pginbox.Options{Keys: keys, Handlers: []pginbox.Handler{worker("warehouse")}})
+			require.NoError(t, in.Process(within(t), events("evt_young"))) // which numbers the handler
+			db.exec(fill[keys] + ` now() - interval '1 hour' * (i % 2) FROM generate_series(1, 100000) AS i`)
+			var pages int
+			require.NoError(t, db.own.QueryRow(t.Context(), `SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::int`, table).Scan(&pages))
+			require.Greater(t, pages, 2*256, "so that no statement reads all of it")
+			removed, err := in.Purge(t.Context(), pginbox.PurgePolicy{Window: 30 * time.Minute, RedeliveryHorizon: 30 * time.Minute, BatchRows: 1_000})
+			require.NoError(t, err)
+			require.EqualValues(t, 50_000, removed)
+			require.Equal(t, 50_001, db.inboxRows())
+		})
+	}
+}
+
 func TestPurgeWithoutRows(t *testing.T) {
 	for _, keys := range bothKeys {
 		db := newDatabase(t)
