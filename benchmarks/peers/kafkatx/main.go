@@ -30,7 +30,7 @@ func main() {
 
 func run(ctx context.Context, w peer.Worker) error {
 	engine, err := kafkatx.New(kafkatx.Config{
-		Client:                []kgo.Opt{kgo.SeedBrokers(w.Brokers...), kgo.ClientID("kafkatx"), kgo.OnPartitionsAssigned(func(context.Context, *kgo.Client, map[string][]int32) { w.Ready() })},
+		Client:                []kgo.Opt{kgo.SeedBrokers(w.Brokers...), kgo.ClientID("kafkatx")},
 		Group:                 w.Group,
 		Instance:              w.Name,
 		Input:                 w.Input,
@@ -41,7 +41,13 @@ func run(ctx context.Context, w peer.Worker) error {
 		TransactionsInFlight:  inFlight,
 		MaxTransactionRecords: maxRecords,
 		CommitInterval:        w.CommitInterval,
-		Logger:                slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Hook: func(_ context.Context, p kafkatx.Passage) error {
+			if p.Step == kafkatx.Polled { // so it has partitions
+				w.Ready()
+			}
+			return nil
+		},
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
 		return err
