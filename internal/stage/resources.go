@@ -9,6 +9,7 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -35,16 +36,20 @@ func NewResources(brokers []string, databaseURL string) (*Resources, error) {
 	return &Resources{Admin: kadm.NewClient(client), kafka: client, databaseURL: databaseURL}, nil
 }
 
-// Topic creates a topic with the broker's default replication factor.
+// Topic creates a topic with the broker's default replication factor. Where nobody knows
+// whether it is there, as ctx ended before the answer, it is one to remove all the same;
+// one that the broker refused, because there is such a topic, is somebody else's.
 func (r *Resources) Topic(ctx context.Context, name string, partitions int32) (string, error) {
 	created, err := r.Admin.CreateTopic(ctx, partitions, -1, nil, name)
 	if err == nil {
 		err = created.Err
 	}
+	if refused := (*kerr.Error)(nil); !errors.As(err, &refused) {
+		r.topics = append(r.topics, name)
+	}
 	if err != nil {
 		return "", fmt.Errorf("create topic %s: %w", name, err)
 	}
-	r.topics = append(r.topics, name)
 	return name, r.awaitTopic(ctx, name)
 }
 
@@ -94,17 +99,20 @@ func (r *Resources) Group(name string) string {
 }
 
 // Schema creates a schema and returns the database's address with it as its
-// search_path.
+// search_path. What is said of [Resources.Topic] holds for it, too.
 func (r *Resources) Schema(ctx context.Context, name string) (databaseURL string, err error) {
 	connection, err := pgx.Connect(ctx, r.databaseURL)
 	if err != nil {
 		return "", err
 	}
 	defer connection.Close(ctx)
-	if _, err := connection.Exec(ctx, "CREATE SCHEMA "+pgx.Identifier{name}.Sanitize()); err != nil {
+	_, err = connection.Exec(ctx, "CREATE SCHEMA "+pgx.Identifier{name}.Sanitize())
+	if refused := (*pgconn.PgError)(nil); !errors.As(err, &refused) {
+		r.schemas = append(r.schemas, name)
+	}
+	if err != nil {
 		return "", fmt.Errorf("create schema %s: %w", name, err)
 	}
-	r.schemas = append(r.schemas, name)
 	return withSearchPath(r.databaseURL, name)
 }
 
@@ -131,8 +139,14 @@ func (r *Resources) Remove(ctx context.Context) error {
 		}
 	}
 	if len(r.topics) > 0 {
-		if _, err := r.Admin.DeleteTopics(ctx, r.topics...); err != nil {
+		deleted, err := r.Admin.DeleteTopics(ctx, r.topics...)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("remove topics %v: %w", r.topics, err))
+		}
+		for _, topic := range deleted {
+			if topic.Err != nil && !errors.Is(topic.Err, kerr.UnknownTopicOrPartition) {
+				errs = append(errs, fmt.Errorf("remove topic %s: %w", topic.Topic, topic.Err))
+			}
 		}
 	}
 	if len(r.schemas) > 0 {
